@@ -36,7 +36,7 @@ BLOCK = 64  # BK and BV, at most
 INVERSE_LN2 = tl.constexpr(1.4426950408889634)
 
 
-class Lengths(NamedTuple):
+class GlaLengths(NamedTuple):
     """Steps (a multiple of BT), d_qk and d_hv."""
 
     T: Any
@@ -45,7 +45,7 @@ class Lengths(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Config:
+class WalkthroughConfig:
     """Tell what the kernels are compiled for.
 
     Attributes:
@@ -206,8 +206,8 @@ def forward(
 
     q_g, k_g, g_o = torch.empty_like(q), torch.empty_like(k), empty(*q.shape)
     o, A, h_t = empty(NK, B, H, T, d_hv), empty(NK, B, H, T, CHUNK), empty(B, H, d_qk, d_hv)
-    sizes = Lengths(T, d_qk, d_hv)
-    config = Config(CHUNK, BK, BV, h_0 is not None, float32_precision(q.dtype))
+    sizes = GlaLengths(T, d_qk, d_hv)
+    config = WalkthroughConfig(CHUNK, BK, BV, h_0 is not None, float32_precision(q.dtype))
     chunks = (NK, T // CHUNK, B * H)
     enqueue(fwd_decay_cumsum, chunks, g, g_o, sizes, config=config, num_warps=1)
     enqueue(prepare_qg_kg, chunks, q, k, g_o, q_g, k_g, scale, sizes, config=config, num_warps=1)

@@ -28,10 +28,9 @@ from tflabench.kernels.common.sizes import USUAL, Sizes
 from tflabench.kernels.common.tiling import StateTiles
 from tflabench.kernels.scalar.gates import log_gates
 from tflabench.kernels.scalar.plan.tfla import TileConfig, Tiles, planned
-from tflabench.kernels.scalar.tfla.call import Call, Inputs, States
-from tflabench.kernels.scalar.tfla.grads import d_keys, d_queries, d_values
-from tflabench.kernels.scalar.tfla.outputs import hidden
-from tflabench.kernels.scalar.tfla.states import Side, walk
+from tflabench.kernels.scalar.tfla.call import Call, EdgeStates, Inputs
+from tflabench.kernels.scalar.tfla.outputs import d_keys, d_queries, d_values, hidden
+from tflabench.kernels.scalar.tfla.states import ChunkInputs, walk
 from tflabench.kernels.types import MLSTM_SIG
 
 PROGRAMS = (264, 512, 1024, 2048)  # for the state walk, where batch and heads are few
@@ -120,10 +119,10 @@ def bench(shape: TunedShape, chunk_size: int) -> Launcher:
         return Call(plan, MLSTM_SIG, log, shape.d_qk**-0.5, precision="ieee")
 
     usual = call(config)
-    inputs, forward = Inputs(q, k, v, dh=dh), Side(k, v)
+    inputs, forward = Inputs(q, k, v, dh=dh), ChunkInputs(k, v)
     stored = walk(usual, usual.plan.forward_states, forward, q.dtype).states
-    backward = Side(q, dh, other=stored, reverse=True)
-    states = States(stored, None, first=False)
+    backward = ChunkInputs(q, dh, other=stored, reverse=True)
+    states = EdgeStates(stored, None, first=False)
     d_states = states._replace(states=walk(usual, usual.plan.backward_states, backward, q.dtype).states)
 
     def launch(kernel: str, tiles: Tiles | StateTiles, programs: int) -> Callable[[], object]:

@@ -21,7 +21,7 @@ from tflabench.kernels.common.launching import enqueue
 TILE = 4096  # elements of one program
 
 
-class Rows(NamedTuple):
+class EpilogueRows(NamedTuple):
     """A tensor (B, H, T, d) with contiguous columns, or None, and its strides of batch, head and time."""
 
     data: Any
@@ -38,7 +38,7 @@ class Weight(NamedTuple):
     d: int
 
 
-class Outputs(NamedTuple):
+class EpilogueOutputs(NamedTuple):
     """Name what is written, None where it is not.
 
     Attributes:
@@ -58,7 +58,7 @@ class Outputs(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Config:
+class EpilogueConfig:
     """Tell what `skip_and_gate` is compiled for.
 
     Attributes:
@@ -76,7 +76,7 @@ class Config:
 
 @triton.jit
 def load_rows(x, b, head, t, c, mask):
-    """Return steps t and columns c of one head of x, a `Rows`, as float32, 0 outside of the mask."""
+    """Return steps t and columns c of one head of x, a `EpilogueRows`, as float32, 0 outside of the mask."""
     at = x.data + b * x.b + head * x.h + t[:, None] * x.t + c[None, :]
     return tl.load(at, mask=mask, other=0.0).to(tl.float32)
 
@@ -164,18 +164,18 @@ def _empty(like: Tensor, dtype: torch.dtype) -> Tensor:
     return out if out.stride(-1) == 1 else torch.empty(like.shape, dtype=dtype, device=like.device)
 
 
-def _rows(x: Tensor | None) -> Rows:
+def _rows(x: Tensor | None) -> EpilogueRows:
     """Return what the kernel takes for x, a copy where columns are not contiguous."""
     if x is None:
-        return Rows(None, 0, 0, 0)
+        return EpilogueRows(None, 0, 0, 0)
     x = x if x.stride(-1) == 1 else x.contiguous()
-    return Rows(x, *x.stride()[:3])
+    return EpilogueRows(x, *x.stride()[:3])
 
 
 def _launch(
     h: Tensor | None, x: Tensor, D: Tensor | None, z: Tensor | None, dy: Tensor | None, **written: Tensor | None
 ) -> None:
-    """Launch `skip_and_gate`, backward where there is dy; `written` are tensors of `Outputs` by name."""
+    """Launch `skip_and_gate`, backward where there is dy; `written` are tensors of `EpilogueOutputs` by name."""
     batch, heads, T, d = x.shape
     outputs = [written.get(name) for name in ("y", "dh", "dx", "dz", "dD")]
     strides = next(y.stride()[:3] for y in outputs if y is not None)
@@ -183,6 +183,6 @@ def _launch(
     rows, cols = _tile(d)
     enqueue(
         skip_and_gate, batch * heads * cdiv(T, rows),
-        _rows(h), _rows(x), _rows(z), _rows(dy), weight, Outputs(*outputs, *strides), heads, T, d,
-        config=Config(skip=D is not None, gate=z is not None, backward=dy is not None, rows=rows, cols=cols),
+        _rows(h), _rows(x), _rows(z), _rows(dy), weight, EpilogueOutputs(*outputs, *strides), heads, T, d,
+        config=EpilogueConfig(skip=D is not None, gate=z is not None, backward=dy is not None, rows=rows, cols=cols),
     )  # fmt: skip

@@ -72,7 +72,7 @@ TUPLES = {
     "gates": Exponents(*[POINTER] * 3),  # type: ignore[arg-type]
     "states": States(*[POINTER] * 3),
     "norm": NormaliserTensors(*[POINTER] * 4),
-    "tensors": backward_dqk.Tensors(
+    "tensors": backward_dqk.DqkTensors(
         Exponents(*[POINTER] * 3),  # type: ignore[arg-type]
         States(*[POINTER] * 3),
         backward_dqk.RowSumTensors(*[POINTER] * 3),
@@ -83,13 +83,13 @@ TUPLES = {
 }  # fmt: skip
 TUPLES_OF = {
     walk_dkdv: {
-        "tensors": backward_dkdv.Tensors(*[POINTER] * 5),
-        "counts": backward_dkdv.Counts(*["i32"] * 6),  # type: ignore[arg-type]
+        "tensors": backward_dkdv.DkdvTensors(*[POINTER] * 5),
+        "counts": backward_dkdv.DkdvCounts(*["i32"] * 6),  # type: ignore[arg-type]
     },
     gradients: {
-        "call": tile_gradients.Call(
-            tile_gradients.Tensors(*[POINTER] * 5),
-            tile_gradients.Counts(*["i32"] * 6),  # type: ignore[arg-type]
+        "call": tile_gradients.TileArguments(
+            tile_gradients.TileTensors(*[POINTER] * 5),
+            tile_gradients.TileCounts(*["i32"] * 6),  # type: ignore[arg-type]
             "constexpr",
         )
     },
@@ -122,7 +122,7 @@ def compiled(name: str, kernel: Any, constants: dict[str, Any], maxnreg: int, dt
         config = DkdvConfig.of(**constants)
         constants = {"config": config}
         if config.documents:
-            named = {**named, "counts": backward_dkdv.DocumentCounts(*["i32"] * 4, "*i32")}  # type: ignore[arg-type]
+            named = {**named, "counts": backward_dkdv.DkdvDocuments(*["i32"] * 4, "*i32")}  # type: ignore[arg-type]
     elif kernel is gradients:
         constants = {"call.config": TileGradientsConfig.of(**constants)}
 
@@ -144,7 +144,7 @@ def compiled(name: str, kernel: Any, constants: dict[str, Any], maxnreg: int, dt
     signature = {argument: type_of(argument) for argument in kernel.arg_names}
     places: dict[str, tuple[int, ...]] = {argument: (place,) for place, argument in enumerate(kernel.arg_names)}
     if kernel is gradients:
-        places["call.config"] = (*places["call"], tile_gradients.Call._fields.index("config"))
+        places["call.config"] = (*places["call"], tile_gradients.TileArguments._fields.index("config"))
     aligned = [places[a] for a in kernel.arg_names if a.endswith("_ptr")]
     aligned += [path for a in kernel.arg_names if a in named for path in pointers(named[a], places[a])]
     attributes = {path: [["tt.divisibility", 16]] for path in aligned}

@@ -22,11 +22,11 @@ from tflabench.kernels.scalar.hopper import backward as hopper_backward
 from tflabench.kernels.scalar.hopper import forward as hopper_forward
 from tflabench.kernels.scalar.hopper.backward_dqk import RowSumTensors
 from tflabench.kernels.scalar.hopper.exponents import TILE
-from tflabench.kernels.scalar.hopper.launch import Inputs
+from tflabench.kernels.scalar.hopper.launch import WalkInputs
 from tflabench.kernels.scalar.hopper.normaliser import NormaliserTensors
 from tflabench.kernels.scalar.hopper.segment_states import SegmentStates, StateInputs
 from tflabench.kernels.scalar.hopper.state import Matrices, States
-from tflabench.kernels.scalar.hopper.tile_gradients import Gradients
+from tflabench.kernels.scalar.hopper.tile_gradients import GradientOutputs
 from tflabench.kernels.scalar.plan import hopper as plans
 from tflabench.kernels.scalar.plan.hopper_segments import Segments
 
@@ -133,7 +133,7 @@ def emulate_walk(
 
 
 def emulate_walk_forward(
-    inputs: Inputs, h: Tensor, walk: plans.Walk, *,
+    inputs: WalkInputs, h: Tensor, walk: plans.Walk, *,
     states: States, norm: NormaliserTensors | None = None, independent: bool = False,
 ) -> None:  # fmt: skip
     q, k, v, exponents, skip, _ = inputs
@@ -144,41 +144,32 @@ def emulate_walk_forward(
     )  # fmt: skip
 
 
-def emulate_dq(
-    inputs: Inputs, dh: Tensor, dq: Tensor, walk: plans.Walk, *,
-    initial: Tensor | None, sums: RowSumTensors | None = None, diagonal: Tensor | None = None,
+def emulate_dqk(
+    inputs: WalkInputs, dh: Tensor, out: Tensor, walk: plans.Walk, *,
+    states: States, reverse: bool, sums: RowSumTensors | None = None, diagonal: Tensor | None = None,
 ) -> None:  # fmt: skip
     q, k, v, exponents, *_ = inputs
+    u, w, z, x = (v, dh, q, k) if reverse else (dh, v, k, q)
     through, *within = sums or (None,)
     emulate_walk(
-        dh, v, k, dq, exponents, walk.cut, reverse=False, transposed=False, first=initial, x=q if sums else None,
-        sums=through, within=tuple(within), diagonal=diagonal,
+        u, w, z, out, exponents, walk.cut, reverse=reverse, transposed=False, first=states.initial, last=states.final,
+        x=x if sums else None, sums=through, within=tuple(within), diagonal=diagonal, independent=reverse,
     )  # fmt: skip
 
 
-def emulate_dk(
-    inputs: Inputs, dh: Tensor, dk: Tensor, walk: plans.Walk, *, states: States, sums: RowSumTensors | None = None
-) -> None:
-    q, k, v, exponents, *_ = inputs
-    emulate_walk(
-        v, dh, q, dk, exponents, walk.cut, reverse=True, transposed=False, first=states.initial, last=states.final,
-        x=k if sums else None, sums=sums and sums.through, independent=True,
-    )  # fmt: skip
-
-
-def emulate_dv(inputs: Inputs, dh: Tensor, dv: Tensor, walk: plans.Walk, *, initial: Tensor | None) -> None:
+def emulate_dv(inputs: WalkInputs, dh: Tensor, dv: Tensor, walk: plans.Walk, *, initial: Tensor | None) -> None:
     q, k, _, exponents, skip, _ = inputs
     emulate_walk(
         k, q, dh, dv, exponents, walk.cut, reverse=True, transposed=True, first=initial, skip=skip, independent=True
     )  # fmt: skip
 
 
-def emulate_packed_heads(inputs: Inputs, h: Tensor, walk: plans.Walk, states: States) -> None:
+def emulate_packed_heads(inputs: WalkInputs, h: Tensor, walk: plans.Walk, states: States) -> None:
     emulate_walk_forward(inputs, h, walk, states=states)
 
 
 def emulate_dkdv(
-    inputs: Inputs, dh: Tensor, dk: Tensor, dv: Tensor, walk: plans.Walk, *,
+    inputs: WalkInputs, dh: Tensor, dk: Tensor, dv: Tensor, walk: plans.Walk, *,
     initial: Tensor | None = None, final: Tensor | None = None, row_sums: Tensor | None = None,
 ) -> None:  # fmt: skip
     q, k, v, exponents, skip, _ = inputs
@@ -285,7 +276,7 @@ def emulate_kept_states(
 
 
 def emulate_gradients(
-    inputs: Inputs, dh: Tensor, states: tuple[Tensor, Tensor], outputs: Gradients, of: plans.TileGradients, *,
+    inputs: WalkInputs, dh: Tensor, states: tuple[Tensor, Tensor], outputs: GradientOutputs, of: plans.TileGradients, *,
     skip_dots: Tensor | None = None, row_sums: Tensor | None = None, through: Tensor | None = None,
 ) -> None:  # fmt: skip
     q, k, v, exponents, skip, _ = inputs
@@ -334,7 +325,7 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hopper_forward, "figures", lambda _: Device(90, 132))
     monkeypatch.setattr(hopper_forward, "launch_walk", emulate_walk_forward)
     monkeypatch.setattr(hopper_forward, "launch_packed_heads", emulate_packed_heads)
-    for name, emulate in (("launch_dq", emulate_dq), ("launch_dk", emulate_dk), ("launch_dv", emulate_dv)):
+    for name, emulate in (("launch_dqk", emulate_dqk), ("launch_dv", emulate_dv)):
         monkeypatch.setattr(hopper_backward, name, emulate)
     monkeypatch.setattr(plans, "held", lambda sizes: sizes)  # what is emulated has no blocks to fill
     for module in (hopper_forward, hopper_backward):

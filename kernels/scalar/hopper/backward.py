@@ -28,14 +28,14 @@ from tflabench.kernels.scalar.plan.hopper_shapes import TILE
 from tflabench.kernels.state import State
 
 from .backward_dkdv import launch_dkdv
-from .backward_dqk import RowSumTensors, empty_row_sums, launch_dk, launch_dq
+from .backward_dqk import RowSumTensors, empty_row_sums, launch_dqk
 from .backward_dv import launch_dv
 from .crossings import Starts, through_tiles, tile_sums
 from .forward import columns_of, initial_matrices, restored, weights
-from .launch import Inputs
+from .launch import WalkInputs
 from .segment_states import StateInputs, launch_kept_states, launch_segment_states
 from .state import Matrices, States
-from .tile_gradients import Gradients, launch_gradients
+from .tile_gradients import GradientOutputs, launch_gradients
 
 if TYPE_CHECKING:
     from .documents import WalkPlaces
@@ -94,7 +94,7 @@ def backward(
     log_f, e, C_starts = restored(gate, saved)
     q, k, v, dh = aligned(-q if scale < 0 else q), aligned(k), aligned(v), aligned(dh)
     # Skip before the walks: those for dk and dv wait for nothing that is launched after dq.
-    inputs = Inputs(q, k, v, e, weights(skip))
+    inputs = WalkInputs(q, k, v, e, weights(skip))
     C_0, _ = initial_matrices(initial, sizes)
     dC, _ = initial_matrices(d_last, sizes)
     states, dC_0 = _walk_states(inputs, dh, plan, C_starts, C_0, dC)
@@ -121,18 +121,24 @@ def backward(
                 starts = Starts(C_0, dC_0, *of_segments, _more(n_0, dn_0, dots, plan.cut))
             through = through_tiles(tile_sums(qdq, kdk, plan.cut, starts), e.g, plan.cut)
         df, di = gates.gate_gradients(f, i, gate, log_f, GradientSums(qdq, kdk, through, TILE), overlap=True)
-    if scale < 0:
-        dq = -dq
-    dq, dk = sum_shared(dq, arguments.q), sum_shared(dk, arguments.k)
-    C_given, n_given = (None, None) if initial is None else initial[:2]
+    grads = as_given((-dq if scale < 0 else dq, dk, dv, df, di, dC_0, dn_0), arguments)
+    return grads if skip is None or dskip is None else (*grads, dskip.to(skip.dtype))
+
+
+def as_given(
+    grads: tuple[Tensor, Tensor, *tuple[Tensor | None, ...]], arguments: Arguments
+) -> tuple[Tensor | None, ...]:
+    """Return gradients (dq, dk, dv, df, di, dC_0, dn_0) of the shapes and strides of the inputs."""
+    dq, dk, dv, df, di, dC_0, dn_0 = grads
+    q, k, v, *_, initial, _ = arguments
+    C_0, n_0 = (None, None) if initial is None else initial[:2]
     dC_0, _ = columns_of(Matrices(dC_0), q, v)
-    pairs = zip((dq, dk, dv, df, di, dC_0, dn_0), (*arguments[:5], C_given, n_given), strict=True)
-    made = tuple(made_like(x, like) for x, like in pairs)
-    return made if skip is None or dskip is None else (*made, dskip.to(skip.dtype))
+    made = (sum_shared(dq, q), sum_shared(dk, k), dv, df, di, dC_0, dn_0)
+    return tuple(made_like(x, like) for x, like in zip(made, (*arguments[:5], C_0, n_0), strict=True))
 
 
 def _walk_states(
-    inputs: Inputs, dh: Tensor, plan: plans.Backward, C_starts: Tensor | None, C_0: Tensor | None, dC: Tensor | None
+    inputs: WalkInputs, dh: Tensor, plan: plans.Backward, C_starts: Tensor | None, C_0: Tensor | None, dC: Tensor | None
 ) -> tuple[WalkStates, Tensor | None]:
     """Return what segments start from, and dC before the first step, which a walk may have yet to write.
 
@@ -148,7 +154,7 @@ def _walk_states(
 
 
 def _tile_by_tile(
-    inputs: Inputs, dh: Tensor, plan: plans.Backward, states: WalkStates, *, gate_gradients: bool
+    inputs: WalkInputs, dh: Tensor, plan: plans.Backward, states: WalkStates, *, gate_gradients: bool
 ) -> KernelResults:
     """Make gradients from states of at most 64 by 64 before and after every tile."""
     q, k, v, e, skip, _ = inputs
@@ -165,7 +171,7 @@ def _tile_by_tile(
     through = torch.empty_like(e.g) if gate_gradients else None
     skip_dots = None if skip is None else torch.empty_like(e.g)
     launch_gradients(
-        Inputs(q, k, v, e, skip), dh, (C, dC), Gradients(dq, dk, dv), of_tiles,
+        WalkInputs(q, k, v, e, skip), dh, (C, dC), GradientOutputs(dq, dk, dv), of_tiles,
         skip_dots=skip_dots, row_sums=sums, through=through,
     )  # fmt: skip
     qdq, kdk = (None, None) if sums is None else (RowSums(x, x[1:]) for x in sums)
@@ -180,7 +186,7 @@ def _in_tiles(x: Tensor, rows: int) -> Tensor:
 
 
 def in_walks(
-    inputs: Inputs, dh: Tensor, walks: tuple[plans.Walk, ...], states: WalkStates, *,
+    inputs: WalkInputs, dh: Tensor, walks: tuple[plans.Walk, ...], states: WalkStates, *,
     gate_gradients: bool, places: WalkPlaces | None = None,
 ) -> KernelResults:  # fmt: skip
     """Make gradients in walks: dq, then dk and dv, together or apart.
@@ -203,16 +209,16 @@ def in_walks(
         for x in (dq, dk, dv):
             places.clear(x)
 
-    def of(walk: plans.Walk) -> Inputs:
+    def of(walk: plans.Walk) -> WalkInputs:
         return inputs if places is None else inputs._replace(documents=places.table(walk))
 
-    launch_dq(of(of_dq), dh, dq, of_dq, initial=states.C, sums=of_q, diagonal=skip_dots)
+    launch_dqk(of(of_dq), dh, dq, of_dq, states=States(states.C), reverse=False, sums=of_q, diagonal=skip_dots)
     if len(others) == 1:
         row_sums = kdk.every if kdk else None
         launch_dkdv(of(*others), dh, dk, dv, *others, initial=states.dC, final=states.dC_0, row_sums=row_sums)
     else:
         of_dk, of_dv = others
-        launch_dk(of(of_dk), dh, dk, of_dk, states=States(states.dC, states.dC_0), sums=of_k)
+        launch_dqk(of(of_dk), dh, dk, of_dk, states=States(states.dC, states.dC_0), reverse=True, sums=of_k)
         launch_dv(of(of_dv), dh, dv, of_dv, initial=states.dC)
     dskip = None if skip_dots is None else skip_dots.sum(-1).sum((0, 1))
     return KernelResults(dq, dk, dv, *((qdq, kdk) if gate_gradients else (None, None)), None, dskip)

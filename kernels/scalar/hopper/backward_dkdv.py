@@ -13,9 +13,9 @@ Two walks for dk and dv read three of the four inputs each, and both carry dC: h
 
 Partitions of a program, and what connects them:
 
-    load       1 warp    copies tiles of Q, K, dH, x and y, and blocks of V, by TMA    -> InputTiles, ValueBlocks
+    load       1 warp    copies tiles of Q, K, dH, x and y, and blocks of V, by TMA    -> DkdvTiles, ValueBlocks
     decays     1 warp    r, 2^x and 2^g of a tile; fences copies of dC for `value`     -> Decays, StateCopies
-    value      4 warps   P and dP of a tile, then dV, 64 columns at a time             -> Scores, over V
+    value      4 warps   P and dP of a tile, then dV, 64 columns at a time             -> GradientScores, over V
     state      8 warps   dC, copies of it, 64 columns at a time; r K and dK            -> StateCopies, over K, over Q
     store      1 warp    writes dK and dV by TMA
 
@@ -42,7 +42,7 @@ from tflabench.kernels.scalar.plan.hopper import Walk
 
 from .config import DkdvConfig
 from .conversions import nearest, remainder, widened
-from .launch import Inputs, descriptor, exponents_descriptor, pointers
+from .launch import WalkInputs, descriptor, exponents_descriptor, pointers
 from .pipeline import Ring, Signal, aggregate, allocate_ring, allocate_signal, begin_kernel, end_kernel
 from .row_sums import store_warp_sums, write_sums
 from .schedule import encode_counts, get_items_of_documents, get_step, read_count, read_document
@@ -72,7 +72,7 @@ WIDE_HALF_COLUMN = gl.constexpr(gl.SliceLayout(0, WIDE_HALF))
 # --- What partitions share --------------------------------------------------------------------------------------------
 
 
-class Tensors(NamedTuple):
+class DkdvTensors(NamedTuple):
     """Tensors that partitions read and write without TMA, float32, or None; on the device, pointers.
 
     Attributes:
@@ -90,7 +90,7 @@ class Tensors(NamedTuple):
     row_sums: Any
 
 
-class Counts(NamedTuple):
+class DkdvCounts(NamedTuple):
     """Numbers that a program reads once for a work item, see `schedule.encode_counts`.
 
     Attributes:
@@ -109,12 +109,12 @@ class Counts(NamedTuple):
     num_segments: int
 
 
-class DocumentCounts(NamedTuple):
+class DkdvDocuments(NamedTuple):
     """Numbers, and a table, that a program reads for a work item of documents.
 
     Attributes:
-        num_heads, heads_per_qk, num_steps, num_tiles: as of `Counts`.
-        table: see `launch.Inputs`.
+        num_heads, heads_per_qk, num_steps, num_tiles: as of `DkdvCounts`.
+        table: see `launch.WalkInputs`.
     """
 
     num_heads: int
@@ -125,7 +125,7 @@ class DocumentCounts(NamedTuple):
 
 
 @aggregate
-class InputTiles:
+class DkdvTiles:
     """A ring of stages in shared memory, each a tile of Q, K and dH in blocks of 64 by 64, and its exponents x and y.
 
     `value` and `store` release a stage; `state` has read it when dK is written.
@@ -176,7 +176,7 @@ class StateCopies:
 
 
 @aggregate
-class Scores:
+class GradientScores:
     """P and dP of a tile in shared memory, one each.
 
     Fields:
@@ -207,12 +207,12 @@ class Decays:
 
 
 @aggregate
-class Program:
+class DkdvProgram:
     """The part of a program that all partitions share.
 
     Fields:
-        tensors: pointers, as `Tensors`.
-        counts: `Counts`, encoded, or `DocumentCounts`.
+        tensors: pointers, as `DkdvTensors`.
+        counts: `DkdvCounts`, encoded, or `DkdvDocuments`.
         warp_sums: [8, 64] float32 in shared memory, row sums of a tile as each warp of `state` has them; only where
             `config.row_sums`.
     """
@@ -221,16 +221,16 @@ class Program:
     num_items: gl.tensor
     counts: gl.tuple
     tensors: gl.tuple
-    inputs: InputTiles
+    inputs: DkdvTiles
     values: ValueBlocks
     copies: StateCopies
-    scores: Scores
+    scores: GradientScores
     decays: Decays
     warp_sums: gl.shared_memory_descriptor
 
 
 @aggregate
-class WorkItem:
+class DkdvItem:
     """A segment of a (batch, head) row.
 
     Fields:
@@ -269,7 +269,7 @@ def get_document(program, item):
     num_heads = read_count(counts.num_heads, item)
     table = counts.table + launched(num_items, "nctaid") + 1
     document, head, first_tile, end_tile, shift = read_document(table, num_items, item, num_heads)
-    return WorkItem(
+    return DkdvItem(
         batch=item * 0,
         head=head,
         qk_head=head // read_count(counts.heads_per_qk, item),
@@ -304,7 +304,7 @@ def get_segment(program, item):
     segment = item % num_segments
     row = item // num_segments
     head = row % num_heads
-    return WorkItem(
+    return DkdvItem(
         batch=row // num_heads,
         head=head,
         qk_head=head // read_count(counts.heads_per_qk, item),
@@ -749,12 +749,12 @@ def allocate_program(num_items, counts, tensors, config: gl.constexpr, desc, exp
         warp_sums = gl.allocate_shared_memory(gl.float32, [8, 64], VECTOR)
     x = gl.allocate_shared_memory(gl.float32, [STAGES, 1, 64], exponents_desc.layout)
     y = gl.allocate_shared_memory(gl.float32, [STAGES, 1, 64], exponents_desc.layout)
-    inputs = InputTiles(allocate_ring(STAGES, 2), q, k, dh, x, y, allocate_signal(1), allocate_signal(STAGES))
+    inputs = DkdvTiles(allocate_ring(STAGES, 2), q, k, dh, x, y, allocate_signal(1), allocate_signal(STAGES))
     values = ValueBlocks(allocate_ring(SLOTS, 1), v, allocate_signal(SLOTS))
     copies = StateCopies(allocate_ring(COPIES, 1), dC, allocate_signal(COPIES))
-    scores = Scores(allocate_ring(1, 1), p, dp)
+    scores = GradientScores(allocate_ring(1, 1), p, dp)
     decays = Decays(allocate_signal(STAGES), k_decay, q_decay, state_decay)
-    return Program(config, num_items, counts, tensors, inputs, values, copies, scores, decays, warp_sums)
+    return DkdvProgram(config, num_items, counts, tensors, inputs, values, copies, scores, decays, warp_sums)
 
 
 @gluon.jit(do_not_specialize=["num_items"])
@@ -768,7 +768,7 @@ def pair(
         q_desc, k_desc: of blocks of q, k (B, heads, T, d_qk), 16 bits.
         v_desc, dh_desc, dk_desc, dv_desc: of blocks of v, dh, dv (B, H, T, d_hv) and dk (B, H, T, d_qk), 16 bits.
         x_desc, y_desc: of tiles of x, y (B, H, tiles * 64) float32.
-        tensors: `Tensors`.  counts: see `Program`.
+        tensors: `DkdvTensors`.  counts: see `DkdvProgram`.
     """
     VALUE_REGISTERS: gl.constexpr = config.value_registers
     program = allocate_program(num_items, counts, tensors, config, q_desc, x_desc)
@@ -791,7 +791,7 @@ def pair(
 
 
 def launch_dkdv(
-    inputs: Inputs, dh: Tensor, dk: Tensor, dv: Tensor, walk: Walk, *,
+    inputs: WalkInputs, dh: Tensor, dk: Tensor, dv: Tensor, walk: Walk, *,
     initial: Tensor | None = None, final: Tensor | None = None, row_sums: Tensor | None = None,
 ) -> None:  # fmt: skip
     """Write dk (B, H, T, d_qk <= 128) and dv (B, H, T, d_hv <= 256), 16 bits, as TMA takes them.
@@ -812,10 +812,10 @@ def launch_dkdv(
         documents=documents is not None,
     )  # fmt: skip
     unused = exponents.g  # in place of None, and not read
-    tensors = pointers(Tensors(exponents.g, initial, final, skip, row_sums), unused)
-    counts: Any = encode_counts(Counts(heads, group, steps, *walk.cut))
+    tensors = pointers(DkdvTensors(exponents.g, initial, final, skip, row_sums), unused)
+    counts: Any = encode_counts(DkdvCounts(heads, group, steps, *walk.cut))
     if documents is not None:
-        counts = DocumentCounts(*counts[:4], documents)
+        counts = DkdvDocuments(*counts[:4], documents)
     enqueue(
         pair, walk.programs,
         *map(descriptor, (q, k, v, dh, dk, dv)), *map(exponents_descriptor, exponents[:2]),

@@ -45,7 +45,7 @@ from tflabench.kernels.scalar.plan.hopper_shapes import HEIGHT, WIDTH
 
 from .config import WalkConfig
 from .conversions import lower, rounded, upper, widened
-from .launch import Inputs, descriptor, pointers
+from .launch import WalkInputs, descriptor, pointers
 from .pipeline import Ring, aggregate, allocate_ring, begin_kernel, end_kernel, publish_stores, wait_for_stores
 from .row_sums import store_warp_sums, write_sums
 from .schedule import (
@@ -104,7 +104,7 @@ class RowSumTensors(NamedTuple):
     columns: Any = None
 
 
-class Tensors(NamedTuple):
+class DqkTensors(NamedTuple):
     """Tensors that a kernel reads and writes by pointers.
 
     Attributes:
@@ -368,9 +368,7 @@ def walk_backward_dqk(
     Args:
         query_desc, key_desc: of blocks of dh and v, or of v and dh, (B, H, T, d_hv), 16 bits.
         value_desc, out_desc: of blocks of k (B, heads, T, d_qk) and dq (B, H, T, d_qk), or of q and dk.
-        gates: `Exponents`.  states: `States` of C, or of dC.
         diagonal_ptr: (B, H, T) float32 where dh_t . v_t goes, if `config.store_diagonal`.
-        num_items, num_steps, num_tiles, counts: of a `Schedule`.
     """
     schedule = Schedule(num_items, num_steps, num_tiles, counts)
     run_walk(schedule, (query_desc, key_desc, value_desc), out_desc, gates, states, diagonal_ptr, config)
@@ -385,7 +383,7 @@ def walk_backward_dqk_with_sums(
 
     Args:
         primal_desc: of blocks of q (B, heads, T, d_qk), of which dq is the gradient, or of k.
-        tensors: `Tensors`.
+        tensors: `DqkTensors`.
     """
     SLOTS: gl.constexpr = config.num_slots
     gl.static_assert(SLOTS == 1, "row sums of a tile are handed over with P of the next")
@@ -417,16 +415,6 @@ def walk_backward_dqk_with_sums(
 # --- Host -------------------------------------------------------------------------------------------------------------
 
 
-class Roles(NamedTuple):
-    """Tensors that a walk takes for a query, a key, a value, the primal and the output."""
-
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    primal: Tensor
-    out: Tensor
-
-
 def empty_row_sums(q: Tensor, v: Tensor) -> tuple[RowSums, RowSums]:
     """Return room for q.dq and k.dk: first parts of what comes through the state, then as many of what does not."""
     parts = cdiv(q.shape[-1], HEIGHT) * cdiv(v.shape[-1], WIDTH)
@@ -435,62 +423,39 @@ def empty_row_sums(q: Tensor, v: Tensor) -> tuple[RowSums, RowSums]:
     return RowSums(qdq, qdq[parts:]), RowSums(kdk, kdk[parts:])
 
 
-def launch_dq(
-    inputs: Inputs, dh: Tensor, dq: Tensor, walk: Walk, *, initial: Tensor | None,
-    sums: RowSumTensors | None = None, diagonal: Tensor | None = None,
+def launch_dqk(
+    inputs: WalkInputs, dh: Tensor, out: Tensor, walk: Walk, *,
+    states: States, reverse: bool, sums: RowSumTensors | None = None, diagonal: Tensor | None = None,
 ) -> None:  # fmt: skip
-    """Write dq (B, H, T, d_qk), and the row sums of q * dq that are asked for.
+    """Write dq or, in reverse, dk, (B, H, T, d_qk), and the row sums of q * dq or k * dk that are asked for.
 
-    Args:
-        walk: over these segments; with more than one, `initial` has what each of them starts from.
-        initial: C (B, H, segments, d_qk, d_hv) float32, or None for zero.
-        diagonal: (column pieces, B, H, T) float32, where dh_t . v_t of their columns goes.
-    """
-    q, k, v, *_ = inputs
-    states = States(initial=initial)
-    _launch(Roles(dh, v, k, q, dq), inputs, walk, states=states, sums=sums, diagonal=diagonal, reverse=False)
-
-
-def launch_dk(
-    inputs: Inputs, dh: Tensor, dk: Tensor, walk: Walk, *, states: States, sums: RowSumTensors | None = None
-) -> None:
-    """Write dk (B, H, T, d_qk), and the row sums of k * dk that are asked for.
-
-    It does not wait for the kernel launched just before, which must make nothing that this one reads.
+    dk does not wait for the kernel launched just before, which must make nothing that this one reads.
 
     Args:
         walk: over these segments; with more than one, `states.initial` has what each of them starts from.
-        states: dC (B, H, segments, d_qk, d_hv) float32: initial is read before each segment, final is written after.
+        states: C or dC (B, H, segments, d_qk, d_hv) float32: initial is read before each segment, final written after.
+        diagonal: (column pieces, B, H, T) float32, where dh_t . v_t of their columns goes; dq only.
     """
-    q, k, v, *_ = inputs
-    _launch(Roles(v, dh, q, k, dk), inputs, walk, states=states, sums=sums, diagonal=None, reverse=True)
-
-
-def _launch(
-    roles: Roles, inputs: Inputs, walk: Walk, *,
-    states: States, sums: RowSumTensors | None, diagonal: Tensor | None, reverse: bool,
-) -> None:  # fmt: skip
-    """Launch a walk."""
-    sizes, exponents = walk.sizes, inputs.exponents
-    unused = exponents.g
+    q, k, v, exponents, *_ = inputs
+    query, key, value, primal, of_out = map(descriptor, (v, dh, q, k, out) if reverse else (dh, v, k, q, out))
+    sizes, unused = walk.sizes, exponents.g
     places = pointers(states, unused)
-    query, key, value, primal, out = map(descriptor, roles)
     config = WalkConfig.of(
         walk.shape, d_qk=sizes.d_qk, d_hv=sizes.d_hv,
-        bfloat16=roles.out.dtype == torch.bfloat16, transposed=False, reverse=reverse,
+        bfloat16=out.dtype == torch.bfloat16, transposed=False, reverse=reverse,
         row_sums=sums is not None, store_diagonal=diagonal is not None,
         documents=inputs.documents is not None,
     )  # fmt: skip
     diagonal = unused if diagonal is None else diagonal
     if sums is None:
-        kernel, more = walk_backward_dqk, (value, out, exponents, places, diagonal)
+        kernel, more = walk_backward_dqk, (value, of_out, exponents, places, diagonal)
     else:
         stored = unused
         if walk.column_pieces > 1:
             pieces = sizes.rows * walk.cut.count * walk.row_pieces
-            stored = torch.zeros(pieces, dtype=torch.int32, device=roles.out.device)
-        tensors = Tensors(exponents, places, pointers(sums, unused), diagonal, stored)
-        kernel, more = walk_backward_dqk_with_sums, (value, primal, out, tensors)
+            stored = torch.zeros(pieces, dtype=torch.int32, device=out.device)
+        tensors = DqkTensors(exponents, places, pointers(sums, unused), diagonal, stored)
+        kernel, more = walk_backward_dqk_with_sums, (value, primal, of_out, tensors)
     enqueue(
         kernel, walk.programs, query, key, *more, walk.items, sizes.steps, walk.cut.tiles,
         Counts.of(walk, states, inputs.documents, independent=reverse),

@@ -1,12 +1,10 @@
 # type: ignore   # Gluon: what runs on the device has no types that a Python checker knows
 """Backward pass of gated linear attention for v, in a walk of its own (see `backward_dkdv.py` for one with dk).
 
-A program walks over the tiles of a (batch, head) row from the last one on, and keeps the gradient of the state on chip:
-
     dV_j = 2^(y_j + g) dC^T K_j + sum_{i >= j} P_ji dH_i    P_ji = (K_j . Q_i) 2^(y_j + x_i)
     dC  <- 2^g dC + sum_i 2^x_i Q_i dH_i^T                  after every tile
 
-So it is the walk of h with time reversed, a query K, a key Q and a value dH: the partitions are those of state_walk.py.
+This is the walk of h with time reversed, a query K, a key Q and a value dH: the partitions are those of state_walk.py.
 """
 
 import torch
@@ -18,7 +16,7 @@ from tflabench.kernels.common.launching import enqueue
 from tflabench.kernels.scalar.plan.hopper import Walk
 
 from .config import WalkConfig
-from .launch import Inputs, descriptor, pointers
+from .launch import WalkInputs, descriptor, pointers
 from .schedule import Counts, Schedule
 from .state import States
 from .state_walk import run_walk
@@ -30,19 +28,12 @@ def walk_backward_dv(
     k_desc, q_desc, dh_desc, dv_desc, gates, states, skip_ptr, num_items, num_steps, num_tiles, counts,
     config: gl.constexpr,
 ):  # fmt: skip
-    """Compute dV of all work items; launched with 4 warps and maxnreg=128.
-
-    Args:
-        k_desc, q_desc, dh_desc, dv_desc: of blocks of k, q (B, heads, T, d_qk) and dh, dv (B, H, T, d_hv), 16 bits.
-        gates: `Exponents`.  states: `States` of dC.
-        num_items, num_steps, num_tiles, counts: of a `Schedule`.
-        skip_ptr: (H,) float32, read if `config.skip`.
-    """
+    """Compute dV of all work items, as `forward.walk_forward` does H; states: `States` of dC."""
     schedule = Schedule(num_items, num_steps, num_tiles, counts)
     run_walk(schedule, (k_desc, q_desc, dh_desc), dv_desc, gates, states, skip_ptr, config)
 
 
-def launch_dv(inputs: Inputs, dh: Tensor, dv: Tensor, walk: Walk, *, initial: Tensor | None) -> None:
+def launch_dv(inputs: WalkInputs, dh: Tensor, dv: Tensor, walk: Walk, *, initial: Tensor | None) -> None:
     """Write dv (B, H, T, d_hv), without waiting for the kernel launched just before: that makes nothing of the inputs.
 
     Args:

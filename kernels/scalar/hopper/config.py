@@ -1,4 +1,7 @@
-"""Describe what kernels are compiled for: frozen dataclasses that host and device share, as one constexpr argument."""
+"""Describe what kernels are compiled for: frozen dataclasses that host and device share, as one constexpr argument.
+
+A config has the fields of a planned shape (`plan.hopper_shapes`), and those that a call decides.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,15 @@ from functools import cache, cached_property
 from typing import Any, Self, cast
 
 from tflabench.kernels.common.cover import cdiv
-from tflabench.kernels.scalar.plan.hopper_shapes import HEIGHT, WIDTH, WalkShape
+from tflabench.kernels.scalar.plan.hopper_shapes import (
+    HEIGHT,
+    WIDTH,
+    DkdvShape,
+    PackedHeadsShape,
+    StatePassShape,
+    TileGradientsShape,
+    WalkShape,
+)
 
 from . import state, tiles
 from .workarounds import HOISTS
@@ -23,6 +34,8 @@ class KernelConfig:
     Configs are made once (`of`) and told apart by identity: to hash fields at every launch would take the host longer.
     """
 
+    __eq__, __hash__ = object.__eq__, object.__hash__
+
     @classmethod
     @cache
     def of(cls, shape: Any, **others: Any) -> Self:
@@ -36,18 +49,12 @@ class KernelConfig:
         return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class WalkConfig(KernelConfig):
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class WalkConfig(KernelConfig, WalkShape):
     """Describe what a walk for h, dv, dq or dk is compiled for, see `state_walk`.
 
     Attributes:
         d_qk, d_hv: head dimensions.
-        blocks_key: blocks of 64 columns of query, key and state, 1 to 4.
-        blocks_value: blocks of rows of the state in a state partition.
-        num_stages: tiles of query, key and value in shared memory.
-        num_slots: tiles of P in shared memory, and tiles of the output on their way out of a state partition.
-        state_registers: registers of a thread of a state partition.
-        halves: state partitions that share the rows of a program, one or two.
         defer_decay: multiply the state by its decay only once that is due, see `state.split_decay`.
         transposed: the state is C^T or dC^T (h, dv), not C or dC (dq, dk).
         reverse: walk backward in time (dv, dk).
@@ -61,12 +68,6 @@ class WalkConfig(KernelConfig):
 
     d_qk: int
     d_hv: int
-    blocks_key: int
-    blocks_value: int
-    num_stages: int
-    num_slots: int
-    state_registers: int
-    halves: int
     defer_decay: bool
     transposed: bool = True
     reverse: bool = False
@@ -171,16 +172,12 @@ class WalkConfig(KernelConfig):
         return of_h and not self.normalise
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class DkdvConfig(KernelConfig):
-    """Parameters that the walk for dk and dv is compiled for.
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class DkdvConfig(KernelConfig, DkdvShape):
+    """Describe what the walk for dk and dv is compiled for.
 
     Attributes:
         d_qk, d_hv: head dimensions, at most 128 and 256.
-        num_stages: tiles of Q, K and dH in shared memory.
-        num_v_slots: blocks of 64 columns of V in shared memory.
-        num_copies: copies of 64 columns of dC in shared memory.
-        state_registers: registers of a thread that carries dC.
         row_sums: sum K * dK over its columns, as far as dK comes through dC.
         skip: add skip dH to dV, a number a head.
         load_initial_state, store_final_state: dC of each segment, in the order of the walk.
@@ -189,10 +186,6 @@ class DkdvConfig(KernelConfig):
 
     d_qk: int
     d_hv: int
-    num_stages: int
-    num_v_slots: int
-    num_copies: int
-    state_registers: int
     row_sums: bool = False
     skip: bool = False
     load_initial_state: bool = False
@@ -220,41 +213,28 @@ class DkdvConfig(KernelConfig):
         return 488 - 2 * self.state_registers
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class TileGradientsConfig(KernelConfig):
-    """Parameters that the kernel for all gradients of a tile is compiled for.
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class TileGradientsConfig(KernelConfig, TileGradientsShape):
+    """Describe what the kernel for all gradients of a tile is compiled for.
 
     Attributes:
-        num_heads: heads of a work item, of which dQ and dK are added up; they share Q and K.
-        num_stages: heads of which shared memory has all else.
-        num_slots: tiles of P and dP in shared memory.
         row_sums: write what gradients of gates are made of.
         skip: add skip dH to dV, a number a head, and sum dh_t . v_t over the tile.
     """
 
-    num_heads: int
-    num_stages: int
-    num_slots: int
     row_sums: bool = False
     skip: bool = False
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class PackedHeadsConfig(KernelConfig):
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class PackedHeadsConfig(KernelConfig, PackedHeadsShape):
     """Describe what the walk for h with several heads in a program is compiled for.
 
     Attributes:
-        num_heads: heads of a program, an even number.
-        num_stages: tiles of Q, K and V in shared memory.
-        state_registers, score_registers: registers of a thread of a state partition, and of `score`.
         skip: add skip V to H, a number a head.
         load_initial_state, store_final_state: of each segment.
     """
 
-    num_heads: int
-    num_stages: int
-    state_registers: int
-    score_registers: int
     skip: bool = False
     load_initial_state: bool = False
     store_final_state: bool = False
@@ -275,15 +255,14 @@ class PackedHeadsConfig(KernelConfig):
         return False
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class SegmentStatesConfig(KernelConfig):
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class SegmentStatesConfig(KernelConfig, StatePassShape):
     """Describe what the pass over the states of segments is compiled for, see `segment_states.accumulate`.
+
+    With several heads a program d_qk and d_hv are 64, and a block of hv is a head's.
 
     Attributes:
         d_qk, d_hv: head dimensions.
-        blocks_qk, blocks_hv: blocks of 64 columns of qk and of hv in a tile.
-        num_heads: heads of a program; with several, d_qk and d_hv are 64 and a block of hv is a head's.
-        num_stages: tiles of qk and hv in shared memory.
         reverse: go backward in time.
         normalise: add up n too.
         keep_states: store the state before every tile in 16 bits; d_qk and d_hv are then 64.
@@ -292,10 +271,6 @@ class SegmentStatesConfig(KernelConfig):
 
     d_qk: int
     d_hv: int
-    blocks_qk: int
-    blocks_hv: int
-    num_heads: int
-    num_stages: int
     reverse: bool = False
     normalise: bool = False
     keep_states: bool = False

@@ -23,13 +23,13 @@ from torch import Tensor
 
 from tflabench.kernels.common.contract import Arguments, KernelOptions
 from tflabench.kernels.common.cover import cdiv, next_power_of_2
-from tflabench.kernels.common.descriptors import aligned, made_like
+from tflabench.kernels.common.descriptors import aligned
 from tflabench.kernels.common.device import figures
 from tflabench.kernels.common.launching import enqueue
 from tflabench.kernels.common.packed import split
 from tflabench.kernels.common.places import Places, stream, tiles_of
 from tflabench.kernels.common.sizes import Sizes
-from tflabench.kernels.common.tensors import shared, sum_shared
+from tflabench.kernels.common.tensors import shared
 from tflabench.kernels.scalar import gates
 from tflabench.kernels.scalar.gates import GradientSums, LogGates, RowSums
 from tflabench.kernels.scalar.plan import hopper as plans
@@ -37,11 +37,11 @@ from tflabench.kernels.scalar.plan.hopper_segments import Segments
 from tflabench.kernels.scalar.plan.hopper_shapes import TILE, held
 from tflabench.kernels.state import State
 
-from .backward import WalkStates, in_walks, through_last_n
+from .backward import WalkStates, as_given, in_walks, through_last_n
 from .crossings import Starts, through_tiles, tile_sums
 from .exponents import exponents
 from .forward import columns_of, initial_matrices, launch_walk, restored
-from .launch import Inputs
+from .launch import WalkInputs
 from .normaliser import NormaliserTensors
 from .state import Matrices, States
 
@@ -102,7 +102,7 @@ class WalkPlaces(Places):
         return RowSums(qdq, qdq[parts:]), RowSums(kdk, kdk[parts:])
 
     def table(self, walk: plans.Walk) -> Tensor:
-        """Return what the programs of a walk take, see `Inputs`."""
+        """Return what the programs of a walk take, see `WalkInputs`."""
         return _table(self.bounds, walk.sizes.heads, walk.programs // walk.pieces, self.steps.device, stream())
 
 
@@ -119,7 +119,7 @@ def _places_of(options: KernelOptions, device: torch.device) -> WalkPlaces:
 
 @lru_cache(64)
 def _table(bounds: tuple[int, ...], heads: int, programs: int, device: torch.device, stream: int) -> Tensor:
-    """Return the table of `Inputs`: each program takes the longest document that is left when it has the least to do.
+    """Return the table of `WalkInputs`: whichever program has the least to do takes the longest document that is left.
 
     A document costs what its tiles do, and STATE_TILES more for its states.
     """
@@ -177,7 +177,7 @@ def forward(arguments: Arguments, options: KernelOptions) -> tuple[Tensor, State
     if gate.normalize:
         lowest = torch.zeros_like(e.x) if m is None else m
         norm = NormaliserTensors(lowest, torch.empty_like(e.x), before.n, after.n)
-    inputs = Inputs(q, k, v_aligned, e, None, places.table(plan.h))
+    inputs = WalkInputs(q, k, v_aligned, e, None, places.table(plan.h))
     launch_walk(inputs, out, plan.h, states=States(before.C, after.C), norm=norm)
     if out is not h:
         h.copy_(out)
@@ -209,7 +209,7 @@ def backward(
     n_0, dn = (None if state is None or state.n is None else state.n.float() for state in (initial, d_last))
     dC_0 = None if C_0 is None else torch.empty_like(C_0)
     dq, dk, dv, qdq, kdk, _, _ = in_walks(
-        Inputs(q, k, v, e, None), dh, plan.walks, WalkStates(C_0, dC, dC_0),
+        WalkInputs(q, k, v, e, None), dh, plan.walks, WalkStates(C_0, dC, dC_0),
         gate_gradients=options.gate_gradients, places=places,
     )  # fmt: skip
     df = di = dn_0 = dots = None
@@ -232,13 +232,7 @@ def backward(
         of_tiles = tile_sums(qdq, kdk, places.cut, starts, documents=True)
         sums = GradientSums(qdq, kdk, through_tiles(of_tiles, e.g, places.cut, places.gaps), TILE)
         df, di = places.of_gates(gates.gate_gradients(f_placed, i_placed, gate, log_f, sums, overlap=True))
-    if scale < 0:
-        dq = -dq
-    dq, dk = sum_shared(dq, arguments.q), sum_shared(dk, arguments.k)
-    C_given, n_given = (None, None) if initial is None else initial[:2]
-    dC_0, _ = columns_of(Matrices(dC_0), q, v)
-    pairs = zip((dq, dk, dv, df, di, dC_0, dn_0), (*arguments[:5], C_given, n_given), strict=True)
-    return tuple(made_like(x, like) for x, like in pairs)
+    return as_given((-dq if scale < 0 else dq, dk, dv, df, di, dC_0, dn_0), arguments)
 
 
 def empty_saved(q: Tensor, v: Tensor, options: KernelOptions) -> tuple[Tensor, ...]:

@@ -35,7 +35,7 @@ from tflabench.kernels.types import Gate
 
 from .config import WalkConfig
 from .exponents import exponents
-from .launch import Inputs, descriptor, pointers, shares_lines
+from .launch import WalkInputs, descriptor, pointers, shares_lines
 from .normaliser import NormaliserTensors, multiply_by_normaliser, normaliser_partition
 from .packed_heads import launch_packed_heads
 from .pipeline import Cursor, begin_kernel, end_kernel
@@ -201,7 +201,7 @@ def walk_forward_normalised(
 
 
 def launch_walk(
-    inputs: Inputs, h: Tensor, walk: plans.Walk, *,
+    inputs: WalkInputs, h: Tensor, walk: plans.Walk, *,
     states: States, norm: NormaliserTensors | None = None, independent: bool = False,
 ) -> None:  # fmt: skip
     """Write h (B, H, T, d_hv), and the states that are asked for.
@@ -263,7 +263,7 @@ def forward(arguments: Arguments, options: KernelOptions) -> tuple[Tensor, State
     if gate.normalize:
         lowest = torch.zeros((B, H, T), dtype=torch.float32, device=q.device) if m is None else m
         norm = NormaliserTensors(lowest, torch.empty_like(e.x), None, None)
-    inputs = Inputs(q, k, v_aligned, e, skip)
+    inputs = WalkInputs(q, k, v_aligned, e, skip)
 
     def launch(walk: plans.Walk, initial: Matrices, final: Matrices, **options: Any) -> None:
         """Write h, out of the states before segments, and the states after them."""
@@ -292,7 +292,7 @@ def forward(arguments: Arguments, options: KernelOptions) -> tuple[Tensor, State
     return h, state, (*log_gates, e.x if norm is None else norm.x_backward, e.y, e.g, *saved)
 
 
-def _walk_segments(launch: Any, inputs: Inputs, plan: plans.Forward, before: Matrices) -> SegmentStates:
+def _walk_segments(launch: Any, inputs: WalkInputs, plan: plans.Forward, before: Matrices) -> SegmentStates:
     """Make the states that segments start from, and walk over the segments.
 
     Args:

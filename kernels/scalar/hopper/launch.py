@@ -21,7 +21,7 @@ LINE_BYTES = 128  # of the L2
 BLOCKS = {heads: [1, heads, 64, 64] for heads in (1, PACK)}  # of a descriptor
 
 
-class Inputs(NamedTuple):
+class WalkInputs(NamedTuple):
     """Tensors that h and its gradients are made of.
 
     Attributes:
@@ -48,7 +48,7 @@ def pointers(tensors: Any, unused: Tensor) -> Any:
     return tensors._make([unused if x is None else x for x in tensors])
 
 
-class Described(Unchecked, TensorDescriptor):
+class DescribedBlocks(Unchecked, TensorDescriptor):
     """Describe blocks of 16-bit numbers, 64 steps by 64 columns."""
 
     layout = LAYOUT
@@ -68,7 +68,7 @@ class DescribedExponents(Unchecked, TensorDescriptor):
 
 def descriptor(x: Tensor, heads: int = 1) -> TensorDescriptor:
     """Return the descriptor of blocks of x (B, H, T, d), `heads` heads of 64 steps by 64 columns."""
-    return Described(x, x.shape, described_strides(x.shape, x.stride()), BLOCKS[heads])
+    return DescribedBlocks(x, x.shape, described_strides(x.shape, x.stride()), BLOCKS[heads])
 
 
 def shares_lines(x: Tensor) -> bool:

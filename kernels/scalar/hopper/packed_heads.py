@@ -28,10 +28,11 @@ from tflabench.kernels.scalar.plan.hopper import Walk
 from tflabench.kernels.scalar.plan.hopper_shapes import PACK
 
 from .config import PackedHeadsConfig
-from .launch import Inputs, descriptor, pointers
-from .pipeline import Cursor, Ring, aggregate, allocate_ring, begin_kernel
-from .schedule import Counts, Schedule, get_segment, get_state_index
+from .launch import WalkInputs, descriptor, pointers
+from .pipeline import Cursor, allocate_ring, begin_kernel
+from .schedule import Counts, Schedule, encode_counts, get_segment, get_state_index
 from .state import States, start_state_update, state_pointers
+from .state_walk import InputTiles, Program, Scores
 from .tiles import ACC, ACC_ROW, BLOCK_BYTES, VECTOR, operands
 from .workarounds import ASSEMBLY, barrier, opaque_zero, reinterpret, tma_load, tma_store, wait_for_products
 
@@ -43,59 +44,12 @@ STEP_OF_HEAD = gl.constexpr(gl.BlockedLayout([1, 1], [1, 32], [4, 2], [1, 0]))  
 MATRIX = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, order=[1, 0]))  # in shared memory
 
 # --- What partitions share --------------------------------------------------------------------------------------------
-
-
-@aggregate
-class InputTiles:
-    """A ring of stages in shared memory, each a tile of Q, K and the V of every head of a program.
-
-    Fields:
-        q, k: [stages, 1, 1, 64, 64].  v: [stages, 1, heads, 64, 64]. 16 bits.
-    """
-
-    ring: Ring
-    q: gl.shared_memory_descriptor
-    k: gl.shared_memory_descriptor
-    v: gl.shared_memory_descriptor
-
-
-@aggregate
-class Scores:
-    """A ring in shared memory with a slot for each pair of heads, filled once a tile, and the decays of all heads.
-
-    There are two sets of decays, for even and for odd tiles: when `score` writes one, the state partitions may still
-    read the other, while the set that is overwritten served them two tiles ago.
-
-    Fields:
-        p: P of the first and of the second head of every pair, [pairs, 64, 64] each, i by j, 16 bits. One buffer for
-            both would take more barriers: the compiler puts them between stores that it cannot tell apart.
-        q_decay: [2 * heads, 64] float32, by which what step i reads from the state is multiplied.
-        k_decay: [2 * heads, 64] float32, by which what step j writes to the state is multiplied.
-        state_decay: [2 * heads, 64] float32, copies of the factor of the state.
-    """
-
-    ring: Ring
-    p: gl.tuple
-    q_decay: gl.shared_memory_descriptor
-    k_decay: gl.shared_memory_descriptor
-    state_decay: gl.shared_memory_descriptor
-
-
-@aggregate
-class Program:
-    """Everything that all partitions of a program share.
-
-    Fields:
-        schedule: its heads are packs.
-        gates: pointers to x, y (B, H, tiles * 64) and g (B, H, tiles), see `Exponents`.
-    """
-
-    config: gl.constexpr
-    schedule: Schedule
-    gates: gl.tuple
-    states: gl.tuple
-    inputs: InputTiles
-    scores: Scores
+#
+# A stage of `InputTiles` has Q, K and the V of every head; heads of `Schedule` are packs. `Scores` has a slot for each
+# pair, filled once a tile, with P of the first and of the second head, [pairs, 64, 64] each: one buffer for both would
+# take more barriers, which the compiler puts between stores that it cannot tell apart. Decays, [2 * heads, 64], come in
+# two sets, for even and for odd tiles: when `score` writes one, the state partitions may still read the other, while
+# the set that is overwritten served them two tiles ago.
 
 
 @gluon.jit
@@ -116,9 +70,9 @@ def load_tile(program, descs, work, tile, stage):
     ring.producer_acquire(stage)
     full = ring.full.index(stage.slot)
     mbarrier.expect(full, BLOCK_BYTES * (2 + HEADS))
-    tma_load(q_desc, [work.batch, work.qk_head, tile * 64, 0], full, inputs.q.index(stage.slot))
-    tma_load(k_desc, [work.batch, work.qk_head, tile * 64, 0], full, inputs.k.index(stage.slot))
-    tma_load(v_desc, [work.batch, work.head * HEADS, tile * 64, 0], full, inputs.v.index(stage.slot))
+    tma_load(q_desc, [work.batch, work.qk_head, tile * 64, 0], full, inputs.query.index(stage.slot))
+    tma_load(k_desc, [work.batch, work.qk_head, tile * 64, 0], full, inputs.key.index(stage.slot))
+    tma_load(v_desc, [work.batch, work.head * HEADS, tile * 64, 0], full, inputs.value.index(stage.slot))
 
 
 @gluon.jit
@@ -137,16 +91,16 @@ def store_decays(program, x, y, g, turn):
     """Write the decays of a tile, made of x, y and g as `load_gates` returns them, to the set of its turn, 0 or 1."""
     HEADS: gl.constexpr = program.config.num_heads
     scores = program.scores
-    by_head(scores.q_decay, 2, HEADS).index(turn).store(gl.exp2(x))
-    by_head(scores.k_decay, 2, HEADS).index(turn).store(gl.exp2(y + g))
+    by_head(scores.query_decay, 2, HEADS).index(turn).store(gl.exp2(x))
+    by_head(scores.key_decay, 2, HEADS).index(turn).store(gl.exp2(y + g))
     by_head(scores.state_decay, 2, HEADS).index(turn).store(gl.exp2(g))
 
 
 @gluon.jit
 def multiply_qk(inputs, stage):
     """Return Q K^T of a tile, [64, 64] @ [64, 64] -> [64, 64] float32."""
-    q = operands(inputs.q, inputs.ring.num_slots, 1, 1)
-    k = operands(inputs.k, inputs.ring.num_slots, 1, 1)
+    q = operands(inputs.query, inputs.ring.num_slots, 1, 1)
+    k = operands(inputs.key, inputs.ring.num_slots, 1, 1)
     qk = gl.zeros([64, 64], gl.float32, layout=PROB)
     qk = warpgroup_mma(q.index(stage.slot), k.index(stage.slot).permute((1, 0)), qk, is_async=True)
     return wait_for_products(0, deps=(qk,))
@@ -154,12 +108,7 @@ def multiply_qk(inputs, stage):
 
 @gluon.jit
 def weigh_scores(qk, x, y, skip_ptr, SKIP: gl.constexpr):
-    """Return P = (Q K^T) * D + skip I of a head, [64, 64]: D_ij = 2^(x_i + y_j) for j <= i, else 0.
-
-    Args:
-        x, y: [64] in shared memory.
-        skip_ptr: the head's skip, read if SKIP.
-    """
+    """Return P of a head, with its skip on the diagonal if SKIP, [64, 64]; x, y: [64] in shared memory."""
     row = gl.arange(0, 64, layout=PROB_ROW)
     column = gl.arange(0, 64, layout=PROB_COLUMN)
     x = x.load(PROB_ROW)
@@ -174,17 +123,13 @@ def weigh_scores(qk, x, y, skip_ptr, SKIP: gl.constexpr):
 def score_partition(program, descs, skip_ptr, x_smem, y_smem):
     """Compute P and the decays of every tile and head, and start the copies of the tiles.
 
-    The exponents of a tile are loaded while the tile before it is at work, and spread through shared memory.
-
-    Args:
-        descs: of blocks of Q and K, and of as many blocks of V as the program has heads.
-        x_smem, y_smem: [heads, 64] float32.
+    Exponents are loaded a tile ahead, as in `state_walk.score_partition`; x_smem, y_smem: [heads, 64] float32.
     """
     config: gl.constexpr = program.config
     HEADS: gl.constexpr = config.num_heads
     PAIRS: gl.constexpr = config.num_pairs
     schedule, inputs, scores = program.schedule, program.inputs, program.scores
-    dtype: gl.constexpr = inputs.q.dtype
+    dtype: gl.constexpr = inputs.query.dtype
     i = 0
     stage = inputs.ring.begin()
     for item in range(gl.program_id(0), schedule.num_items, gl.num_programs(0)):
@@ -268,16 +213,16 @@ def walk_tile(program, output, work, tile, i, state, PAIR: gl.constexpr, HALF: g
     PAIRS: gl.constexpr = config.num_pairs
     inputs, scores = program.inputs, program.scores
     h_desc, state_smem, h_smem = output
-    dtype: gl.constexpr = inputs.q.dtype
+    dtype: gl.constexpr = inputs.query.dtype
     head = 2 * PAIR + HALF
     zero = opaque_zero(i, PAIR)  # spelled anew for each pair: keeps addresses out of registers
     stage = inputs.ring.at(i).slot + zero
-    q = operands(inputs.q, config.num_stages, 1, 1).index(stage)
-    k = operands(inputs.k, config.num_stages, 1, 1)
-    v = operands(inputs.v, config.num_stages, HEADS, HEADS).index(stage * HEADS + head)
+    q = operands(inputs.query, config.num_stages, 1, 1).index(stage)
+    k = operands(inputs.key, config.num_stages, 1, 1)
+    v = operands(inputs.value, config.num_stages, HEADS, HEADS).index(stage * HEADS + head)
     decays = (i & 1) * HEADS + head
 
-    # H = q_decay * (Q C) + P V, [64, 64]
+    # H = query_decay * (Q C) + P V, [64, 64]
     tma.store_wait(pendings=PAIRS - 1)
     state_smem.index(zero).store(state.to(dtype))
     fence_async_shared()
@@ -287,14 +232,14 @@ def walk_tile(program, output, work, tile, i, state, PAIR: gl.constexpr, HALF: g
     h = wait_for_products(0, deps=(h,))
     slot = Cursor(gl.to_tensor(PAIR), i & 1)
     scores.ring.consumer_wait(slot)
-    q_decay = scores.q_decay.index(decays).load(ACC_ROW)
+    query_decay = scores.query_decay.index(decays).load(ACC_ROW)
     state_decay = scores.state_decay.index(decays).load(ACC_ROW)
-    h = h * q_decay[:, None]
+    h = h * query_decay[:, None]
     h = warpgroup_mma(scores.p[HALF].index(PAIR), v, h, is_async=True)  # [64, 64] @ [64, 64] -> [64, 64]
 
-    # C^T = state_decay * C^T + (k_decay V)^T K, [64, 64]
+    # C^T = state_decay * C^T + (key_decay V)^T K, [64, 64]
     in_flight, kept = start_state_update(
-        (state * state_decay[:, None],), v.permute((1, 0)), scores.k_decay.index(decays), k, stage, 1
+        (state * state_decay[:, None],), v.permute((1, 0)), scores.key_decay.index(decays), k, stage, 1
     )
     h = wait_for_products(2, deps=(h,))  # the state is updated while H is written
     out = h_smem.index(PAIR)
@@ -308,10 +253,7 @@ def walk_tile(program, output, work, tile, i, state, PAIR: gl.constexpr, HALF: g
 
 @gluon.jit
 def state_partition(program, output, HALF: gl.constexpr):
-    """Carry C^T of one head of every pair as float32 accumulators, and write the H of these heads.
-
-    The two partitions of a program do not wait for one another, so one multiplies while the other stores.
-    """
+    """Carry C^T of one head of every pair as float32 accumulators, and write the H of these heads."""
     config: gl.constexpr = program.config
     PAIRS: gl.constexpr = config.num_pairs
     schedule, ring = program.schedule, program.inputs.ring
@@ -356,11 +298,8 @@ def walk_heads(
     """Compute H of all work items, and the states after them; launched with 4 warps and maxnreg=128.
 
     Args:
-        q_desc, k_desc, h_desc: of blocks of q, k (B, heads, T, 64) and h (B, H, T, 64), 16 bits.
         v_desc: of `config.num_heads` blocks side by side of v (B, H, T, 64).
-        gates: `Exponents`.  states: `States`.
-        num_items, num_steps, num_tiles, counts: of a `Schedule` whose heads are packs of `config.num_heads`.
-        skip_ptr: (H,) float32, read if `config.skip`.
+        counts: heads are packs of `config.num_heads`.  The others are as of `forward.walk_forward`.
     """
     STAGES: gl.constexpr = config.num_stages
     HEADS: gl.constexpr = config.num_heads
@@ -376,13 +315,15 @@ def walk_heads(
     p1 = gl.allocate_shared_memory(dtype, [PAIRS, 64, 64], matrix)
     x_smem = gl.allocate_shared_memory(gl.float32, [HEADS, 64], VECTOR)
     y_smem = gl.allocate_shared_memory(gl.float32, [HEADS, 64], VECTOR)
-    q_decay = gl.allocate_shared_memory(gl.float32, [2 * HEADS, 64], VECTOR)
-    k_decay = gl.allocate_shared_memory(gl.float32, [2 * HEADS, 64], VECTOR)
+    query_decay = gl.allocate_shared_memory(gl.float32, [2 * HEADS, 64], VECTOR)
+    key_decay = gl.allocate_shared_memory(gl.float32, [2 * HEADS, 64], VECTOR)
     state_decay = gl.allocate_shared_memory(gl.float32, [2 * HEADS, 64], VECTOR)
-    inputs = InputTiles(allocate_ring(STAGES, 2), q, k, v)  # `score` has read a stage before both state partitions have
-    scores = Scores(allocate_ring(PAIRS, 2), (p0, p1), q_decay, k_decay, state_decay)
+    inputs = InputTiles(
+        allocate_ring(STAGES, 2), q, k, v, None
+    )  # `score` has read a stage before both state partitions have
+    scores = Scores(allocate_ring(PAIRS, 2), (p0, p1), query_decay, key_decay, state_decay)
     schedule = Schedule(num_items, num_steps, num_tiles, counts)
-    program = Program(config, schedule, gates, states, inputs, scores)
+    program = Program(config, schedule, gates, states, inputs, scores, None)
     begin_kernel(independent=False)
     gl.warp_specialize(
         [
@@ -398,7 +339,7 @@ def walk_heads(
 # --- Host -------------------------------------------------------------------------------------------------------------
 
 
-def launch_packed_heads(inputs: Inputs, h: Tensor, walk: Walk, states: States) -> None:
+def launch_packed_heads(inputs: WalkInputs, h: Tensor, walk: Walk, states: States) -> None:
     """Write h (B, H, T, 64) without a normaliser, PACK heads a program, and the states that are asked for.
 
     Args:
@@ -415,7 +356,7 @@ def launch_packed_heads(inputs: Inputs, h: Tensor, walk: Walk, states: States) -
         skip=skip is not None,
     )
     packs = sizes.heads // PACK
-    counts = Counts(packs, sizes.group // PACK, cut.segment_tiles, cut.count, cut.count, cut.count).as_argument()
+    counts = encode_counts(Counts(packs, sizes.group // PACK, cut.segment_tiles, cut.count, cut.count, cut.count))
     unused = gates.g
     enqueue(
         walk_heads, walk.programs,

@@ -14,19 +14,14 @@ from .state import States
 from .workarounds import opaque_zero
 
 
+@lru_cache(4096, typed=True)  # tuples of two types are equal if their numbers are
 def encode_counts(counts: Any) -> Any:
     """Return a named tuple of numbers, all at least 1, as a kernel takes it: 2 n + 1 for each n, see `read_count`.
 
     Triton compiles a kernel anew where a number in a tuple becomes 1 or a multiple of 16, whatever the kernel says of
     that argument. These are neither, so another batch, length or number of heads compiles nothing.
     """
-    return _encode(counts.__class__, counts)
-
-
-@lru_cache(4096)
-def _encode(kind: Any, counts: Any) -> Any:
-    """Return the numbers of `encode_counts`; tuples of two kinds are equal if their numbers are."""
-    return kind._make([2 * n + 1 for n in counts])
+    return counts._make([2 * n + 1 for n in counts])
 
 
 class Counts(NamedTuple):
@@ -60,19 +55,18 @@ class Counts(NamedTuple):
     def of(
         cls, walk: Walk, states: States, documents: Any = None, *, independent: bool = False
     ) -> "Counts | DocumentCounts":
-        """Return what the kernel of a walk takes, see `as_argument`; documents: the table of `Inputs`."""
+        """Return what the kernel of a walk takes, encoded (`encode_counts`); documents: the table of `WalkInputs`."""
         _, heads, group, _, _, _ = walk.sizes
         _, segment_tiles, count = walk.cut
         kept = (1, 1) if walk.kept is None else walk.kept[1:]
-        found = cls(
+        counts = encode_counts(cls(
             heads, group, segment_tiles, count, walk.segments.stop, len(walk.segments), *kept,
             1 + (states.initial is not None), 1 + (states.final is not None), 1 + independent,
-        ).as_argument()  # fmt: skip
-        return found if documents is None else DocumentCounts.of(found, documents)
-
-    def as_argument(self) -> "Counts":
-        """Return what a kernel takes, see `encode_counts`."""
-        return encode_counts(self)
+        ))  # fmt: skip
+        if documents is None:
+            return counts
+        names = DocumentCounts._fields[:-1]
+        return DocumentCounts(*(getattr(counts, name) for name in names), documents)
 
 
 class DocumentCounts(NamedTuple):
@@ -81,7 +75,7 @@ class DocumentCounts(NamedTuple):
     Attributes:
         num_heads, heads_per_qk, loads, stores, independent: as of `Counts`.
         num_segments: documents.
-        table: see `Inputs`.
+        table: see `WalkInputs`.
     """
 
     num_heads: int
@@ -91,12 +85,6 @@ class DocumentCounts(NamedTuple):
     stores: int
     independent: int
     table: Any
-
-    @classmethod
-    def of(cls, counts: Counts, table: Any) -> "DocumentCounts":
-        """Return what the kernel of a walk takes whose `Counts.as_argument` these are."""
-        c = counts
-        return cls(c.num_heads, c.heads_per_qk, c.num_segments, c.loads, c.stores, c.independent, table)
 
 
 @gluon.jit
@@ -118,7 +106,7 @@ class Schedule:
     Fields:
         num_items: work items.
         num_steps, num_tiles: of a sequence.
-        counts: `Counts.as_argument`, or `DocumentCounts`.
+        counts: `Counts`, encoded, or `DocumentCounts`.
     """
 
     num_items: gl.tensor
@@ -158,7 +146,7 @@ def get_items_of_documents(table, program, PIECES: gl.constexpr = 1):
     """Return the first work item of a program, the end of them, and how far they are from one another.
 
     Args:
-        table: see `launch.Inputs`.  program: its number.
+        table: see `launch.WalkInputs`.  program: its number.
         PIECES: work items of a document and a head.
     """
     begins = table + program // PIECES
@@ -170,7 +158,7 @@ def read_document(table, sequences, number, num_heads):
     """Return what the table says of a work item: document, head, first tile, the one after the last, and the shift.
 
     Args:
-        table: of `launch.Inputs`, where its sequences begin.
+        table: of `launch.WalkInputs`, where its sequences begin.
         sequences: how many there are.
         number: of a sequence.
     """
@@ -191,7 +179,7 @@ def get_items(schedule, config: gl.constexpr):
 
 @gluon.jit
 def get_document(schedule, item, config: gl.constexpr):
-    """Return the work item of a document of one head, by its number in the table (`launch.Inputs`)."""
+    """Return the work item of a document of one head, by its number in the table (`launch.WalkInputs`)."""
     PIECES: gl.constexpr = config.pieces
     num_heads = read_count(schedule.counts.num_heads, item)
     table = schedule.counts.table + (gl.num_programs(0) // PIECES + 1)
@@ -363,6 +351,3 @@ def stores_state_after(schedule, work, tile, KEEP: gl.constexpr):
         return (tile == work.end_tile - 1) | starts_kept_segment(schedule, tile + 1)
     else:
         return tile == work.end_tile - 1
-
-
-# --- Segments by their numbers, for kernels that take counts one by one ---------------------------------------------

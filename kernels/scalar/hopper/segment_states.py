@@ -14,7 +14,7 @@ Where every tile needs a state (tile_gradients.py), `accumulate` writes that dow
 
 Partitions of a program of `accumulate`, which has one work item:
 
-    load       1 warp    copies tiles of qk and hv to shared memory by TMA   -> InputTiles, a ring of stages
+    load       1 warp    copies tiles of qk and hv to shared memory by TMA   -> StatePassTiles, a ring of stages
     state 0    4 warps   half of the state
     state 1    4 warps   the other half
 
@@ -44,7 +44,7 @@ from .config import CarryConfig, SegmentStatesConfig
 from .conversions import nearest, widened
 from .launch import descriptor, pointers, states_descriptor
 from .pipeline import Ring, aggregate, allocate_ring, begin_kernel
-from .schedule import Counts, Schedule, get_segment, get_state_index, read_count
+from .schedule import Counts, Schedule, encode_counts, get_segment, get_state_index, read_count
 from .state import Matrices, States, state_pointers
 from .tiles import ACC, ACC_OPERAND, BLOCK_BYTES, block, load_blocks
 from .workarounds import (
@@ -63,7 +63,7 @@ OPERAND_COLUMN = gl.constexpr(gl.SliceLayout(0, ACC_OPERAND))  # a value for eac
 
 
 @aggregate
-class InputTiles:
+class StatePassTiles:
     """A ring of stages in shared memory, each a tile of qk and hv in blocks of 64 steps by 64 columns.
 
     Fields:
@@ -76,7 +76,7 @@ class InputTiles:
 
 
 @aggregate
-class Program:
+class StatePassProgram:
     """Everything that all partitions of a program share.
 
     Fields:
@@ -92,7 +92,7 @@ class Program:
     gates: gl.tuple
     states: gl.tuple
     n_ptr: gl.tensor
-    inputs: InputTiles
+    inputs: StatePassTiles
 
 
 @gluon.jit
@@ -105,24 +105,12 @@ def get_tile(work, i, REVERSE: gl.constexpr):
 
 
 @gluon.jit
-def get_next_tile(work, i, REVERSE: gl.constexpr):
-    """Return the i-th tile of a segment as `get_tile` does, and after the last one the last one again."""
-    return get_tile(work, gl.minimum(i, work.end_tile - work.first_tile - 1), REVERSE)
-
-
-@gluon.jit
 def get_first_column(work, config: gl.constexpr):
     """Return the first column of hv that the program has."""
     return work.piece // config.pieces_qk * (64 * config.blocks_hv)
 
 
 # --- Load partition ---------------------------------------------------------------------------------------------------
-
-
-@gluon.jit
-def get_qk_head(program, head):
-    """Return the head of qk that a head of hv has."""
-    return head // read_count(program.schedule.counts.heads_per_qk, program.work.row)
 
 
 @gluon.jit
@@ -133,6 +121,7 @@ def load_partition(program, qk_desc, hv_desc):
     BLOCKS_QK: gl.constexpr = config.blocks_qk
     BLOCKS_HV: gl.constexpr = config.blocks_hv
     head = work.head * config.num_heads
+    heads_per_qk = program.schedule.counts.heads_per_qk
     for i in range(work.end_tile - work.first_tile):
         stage = ring.at(i)
         ring.producer_acquire(stage)
@@ -140,13 +129,13 @@ def load_partition(program, qk_desc, hv_desc):
         step = get_tile(work, i, config.reverse) * 64
         mbarrier.expect(full, BLOCK_BYTES * (BLOCKS_QK + BLOCKS_HV))
         if config.num_heads == 1:
-            at_qk = (work.batch, get_qk_head(program, head), step, work.piece % config.pieces_qk * 128)
+            at_qk = (work.batch, head // read_count(heads_per_qk, work.row), step, work.piece % config.pieces_qk * 128)
             at_hv = (work.batch, head, step, get_first_column(work, config))
             load_blocks(qk_desc, at_qk, inputs.qk, stage.slot * BLOCKS_QK, BLOCKS_QK, full)
             load_blocks(hv_desc, at_hv, inputs.hv, stage.slot * BLOCKS_HV, BLOCKS_HV, full)
         else:
             for h in gl.static_range(BLOCKS_QK):
-                at_qk = (work.batch, get_qk_head(program, head + h), step, 0)
+                at_qk = (work.batch, (head + h) // read_count(heads_per_qk, work.row), step, 0)
                 load_blocks(qk_desc, at_qk, inputs.qk, stage.slot * BLOCKS_QK + h, 1, full)
             for h in gl.static_range(BLOCKS_HV):
                 at_hv = (work.batch, head + h, step, 0)
@@ -344,7 +333,7 @@ def state_partition(program, kept_desc, kept_smem, HALF: gl.constexpr):
     stage = ring.begin()
     ring.consumer_wait(stage)
     operands, sums, decays = weigh_tile(program, gates, stage, HALF)
-    gates = load_gates(program, get_next_tile(work, 1, REVERSE), HALF)
+    gates = load_gates(program, get_tile(work, gl.minimum(1, num_tiles - 1), REVERSE), HALF)
     for i in range(num_tiles):
         stage = ring.at(i)
         if KEEPS:
@@ -358,7 +347,7 @@ def state_partition(program, kept_desc, kept_smem, HALF: gl.constexpr):
         next_stage = ring.at(gl.minimum(i + 1, num_tiles - 1))
         ring.consumer_wait(next_stage)
         operands, sums, decays = weigh_tile(program, gates, next_stage, HALF)
-        gates = load_gates(program, get_next_tile(work, i + 2, REVERSE), HALF)
+        gates = load_gates(program, get_tile(work, gl.minimum(i + 2, num_tiles - 1), REVERSE), HALF)
         done = wait_for_products(0, deps=in_flight)
         state = ()
         for b in gl.static_range(BLOCKS):
@@ -389,10 +378,8 @@ def accumulate(
         qk_desc, hv_desc: of blocks of qk (B, heads, T, d_qk) and hv (B, H, T, d_hv), 16 bits.
         kept_desc: of the states before every tile, (B, H, tiles, d_qk, d_hv) in the dtype of qk, written if
             `config.keep_states`.
-        gates: `Exponents`.
-        states: `States`; a state starts from zero where there is no initial one.
         n_ptr: (B, H, segments, d_qk) float32, written if `config.normalise`.
-        num_items, num_steps, num_tiles, counts: of a `Schedule` whose heads are packs of `config.num_heads`.
+        counts: heads are packs of `config.num_heads`.  The others are as of `forward.walk_forward`.
     """
     STAGES: gl.constexpr = config.num_stages
     BLOCKS_QK: gl.constexpr = config.blocks_qk
@@ -405,8 +392,8 @@ def accumulate(
     kept_smem = qk
     if config.keep_states:
         kept_smem = gl.allocate_shared_memory(dtype, [BLOCKS_HV, 1, 1, 1, 64, 64], kept_desc.layout)
-    inputs = InputTiles(allocate_ring(STAGES, 2), qk, hv)
-    program = Program(config, schedule, work, gates, states, n_ptr, inputs)
+    inputs = StatePassTiles(allocate_ring(STAGES, 2), qk, hv)
+    program = StatePassProgram(config, schedule, work, gates, states, n_ptr, inputs)
     begin_kernel(independent=False)
     gl.warp_specialize(
         [
@@ -601,7 +588,7 @@ def launch_accumulate(
         store_final_state=states.final is not None,
     )  # fmt: skip
     packs = heads // of.shape.num_heads
-    counts = Counts(packs, group, cut.segment_tiles, cut.count, added.stop, len(added)).as_argument()
+    counts = encode_counts(Counts(packs, group, cut.segment_tiles, cut.count, added.stop, len(added)))
     unused = gates.g
     enqueue(
         accumulate, of.items,

@@ -101,7 +101,7 @@ class Scores:
     Without a normaliser `score` writes the decays, a slot each. With one `load` does, a stage each.
 
     Fields:
-        p: [slots, 64, 64], steps of the query by steps of the key, 16 bits.
+        p: [slots, 64, 64], steps of the query by steps of the key, 16 bits; of several heads a tuple (packed_heads.py).
         query_decay: [slots or stages, 64] float32, by which what a step reads from the state is multiplied.
         key_decay: [slots or stages, 64] float32, by which what a step writes to the state is multiplied.
         state_decay: [slots or stages, state_rows] float32, copies of the factor of the state; only where
@@ -109,7 +109,7 @@ class Scores:
     """
 
     ring: Ring
-    p: gl.shared_memory_descriptor
+    p: object
     query_decay: gl.shared_memory_descriptor
     key_decay: gl.shared_memory_descriptor
     state_decay: gl.shared_memory_descriptor

@@ -25,7 +25,7 @@ passes the whole tile.
 Partitions of a program, a head at a time, and what connects them:
 
     load          1 warp    copies tiles to shared memory by TMA                -> SharedTiles, HeadTiles
-    score         4 warps   P and dP, and row sums of pairs within the tile     -> Scores
+    score         4 warps   P and dP, and row sums of pairs within the tile     -> GradientScores
     value         4 warps   dV, and the gradient of a skip connection's weight  -> dV, by TMA
     accumulate    4 warps   dK and dQ over all heads of an item, and <C, dC>    -> over Q and K, by TMA
 """
@@ -40,9 +40,10 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from tflabench.kernels.common.launching import enqueue
 from tflabench.kernels.scalar.plan.hopper import TileGradients
 
+from .backward_dkdv import GradientScores, load_exponents
 from .config import TileGradientsConfig
 from .conversions import nearest, widened
-from .launch import Inputs, descriptor, exponents_descriptor, pointers, states_descriptor
+from .launch import WalkInputs, descriptor, exponents_descriptor, pointers, states_descriptor
 from .pipeline import Ring, Signal, aggregate, allocate_ring, allocate_signal, begin_kernel
 from .row_sums import store_warp_sums, write_sums
 from .schedule import decode_count, encode_counts, read_count
@@ -54,7 +55,7 @@ VALUES_OF_WARP = gl.constexpr(gl.BlockedLayout([2], [32], [4], [0]))  # 64 value
 # --- What partitions share --------------------------------------------------------------------------------------------
 
 
-class Tensors(NamedTuple):
+class TileTensors(NamedTuple):
     """Tensors that partitions read and write without TMA, float32, or None; on the device, pointers.
 
     Attributes:
@@ -72,7 +73,7 @@ class Tensors(NamedTuple):
     through: Any
 
 
-class Counts(NamedTuple):
+class TileCounts(NamedTuple):
     """Numbers that all partitions need, see `schedule.encode_counts`.
 
     They are decoded once and kept: worked out anew for every item they would spill 8 B (Triton 3.9). Only heads_per_qk,
@@ -94,12 +95,12 @@ class Counts(NamedTuple):
     sums: int
 
 
-class Call(NamedTuple):
+class TileArguments(NamedTuple):
     """All arguments of a launch except descriptors, which Triton 3.6 takes in no tuple.
 
     Attributes:
-        tensors: `Tensors`.
-        counts: `Counts`, encoded.
+        tensors: `TileTensors`.
+        counts: `TileCounts`, encoded.
         config: `TileGradientsConfig`, a constant of the kernel.
     """
 
@@ -142,25 +143,12 @@ class HeadTiles:
 
 
 @aggregate
-class Scores:
-    """A ring of slots in shared memory, each the P and dP of a tile and head.
-
-    Fields:
-        p, dp: [slots, 64, 64], j by i, 16 bits.
-    """
-
-    ring: Ring
-    p: gl.shared_memory_descriptor
-    dp: gl.shared_memory_descriptor
-
-
-@aggregate
-class Program:
+class TileProgram:
     """The part of a program that all partitions share.
 
     Fields:
-        counts: `Counts`, encoded.
-        tensors: pointers, as `Tensors`.
+        counts: `TileCounts`, encoded.
+        tensors: pointers, as `TileTensors`.
         shared: `SharedTiles`.  heads: `HeadTiles`.
     """
 
@@ -170,11 +158,11 @@ class Program:
     tensors: gl.tuple
     shared: SharedTiles
     heads: HeadTiles
-    scores: Scores
+    scores: GradientScores
 
 
 @aggregate
-class WorkItem:
+class TileItem:
     """A tile of `config.num_heads` consecutive heads.
 
     Fields:
@@ -201,7 +189,7 @@ def get_work_item(program, item):
     packs = num_heads // HEADS
     pack = item % packs
     batch = item // packs // num_tiles
-    return WorkItem(
+    return TileItem(
         batch=batch,
         pack=pack,
         tile=item // packs % num_tiles,
@@ -209,12 +197,6 @@ def get_work_item(program, item):
         first_row=batch * num_heads + pack * HEADS,
         turn=item // gl.num_programs(0),
     )
-
-
-@gluon.jit
-def load_exponents(smem, stage, layout: gl.constexpr):
-    """Return x or y of a tile, [64], from its stage [1, 64]."""
-    return smem.index(stage).reshape([64]).load(layout)
 
 
 @gluon.jit
@@ -531,7 +513,7 @@ def allocate_program(call, desc, states_desc, exponents_desc):
     """Return what all partitions share.
 
     Args:
-        call: `Call`.
+        call: `TileArguments`.
         desc: describes tiles of Q, K, V or dH.  states_desc: C or dC.  exponents_desc: x or y.
     """
     config: gl.constexpr = call.config
@@ -550,9 +532,9 @@ def allocate_program(call, desc, states_desc, exponents_desc):
     # `accumulate` read scores.
     shared = SharedTiles(allocate_ring(SHARED, 1), q, k, allocate_signal(SHARED, 2))
     heads = HeadTiles(allocate_ring(STAGES, 3), v, dh, C, dC, x, y)
-    scores = Scores(allocate_ring(SLOTS, 2), p, dp)
+    scores = GradientScores(allocate_ring(SLOTS, 2), p, dp)
     num_items = decode_count(call.counts.num_items)
-    return Program(config, num_items, call.counts, call.tensors, shared, heads, scores)
+    return TileProgram(config, num_items, call.counts, call.tensors, shared, heads, scores)
 
 
 @gluon.jit
@@ -567,7 +549,7 @@ def gradients(
         C_desc, dC_desc: of C before and dC after every tile, (B, H, tiles, d_qk, d_hv), 16 bits.
         x_desc, y_desc: of tiles of x, y (B, H, tiles * 64) float32.
         dq_desc, dk_desc: of blocks of dq, dk (B, H / call.config.num_heads, T, 64), 16 bits.
-        call: `Call`.
+        call: `TileArguments`.
     """
     program = allocate_program(call, q_desc, C_desc, x_desc)
     dv_smem = allocate_tiles(q_desc, 2)
@@ -590,7 +572,7 @@ def gradients(
 # --- Host -------------------------------------------------------------------------------------------------------------
 
 
-class Gradients(NamedTuple):
+class GradientOutputs(NamedTuple):
     """Gradients to be written, 16 bits, as TMA takes them.
 
     Attributes:
@@ -604,7 +586,7 @@ class Gradients(NamedTuple):
 
 
 def launch_gradients(
-    inputs: Inputs, dh: Tensor, states: tuple[Tensor, Tensor], outputs: Gradients, of: TileGradients, *,
+    inputs: WalkInputs, dh: Tensor, states: tuple[Tensor, Tensor], outputs: GradientOutputs, of: TileGradients, *,
     skip_dots: Tensor | None = None, row_sums: Tensor | None = None, through: Tensor | None = None,
 ) -> None:  # fmt: skip
     """Write dq, dk and dv tile by tile.
@@ -613,7 +595,7 @@ def launch_gradients(
         inputs: of the walk for h, with head dimensions of 64; dv_t has skip dh_t added, if there is a skip.
         dh: (B, H, T, 64), of v's dtype, as TMA takes it.
         states: C before and dC after every tile, as `launch_kept_states` makes them; dC may lie where dv goes.
-        skip_dots, row_sums, through: as in `Tensors`, with a skip, and for gradients of gates.
+        skip_dots, row_sums, through: as in `TileTensors`, with a skip, and for gradients of gates.
     """
     q, k, v, exponents, skip, _ = inputs
     dq, dk, dv = outputs
@@ -621,11 +603,11 @@ def launch_gradients(
     num_tiles = exponents.g.shape[-1]
     config = TileGradientsConfig.of(of.shape, row_sums=row_sums is not None, skip=skip is not None)
     unused = exponents.g  # in place of None, and not read
-    tensors = pointers(Tensors(exponents.g, skip, skip_dots, row_sums, through), unused)
-    counts = encode_counts(Counts(H, group, T, num_tiles, of.items, B * H * T))
+    tensors = pointers(TileTensors(exponents.g, skip, skip_dots, row_sums, through), unused)
+    counts = encode_counts(TileCounts(H, group, T, num_tiles, of.items, B * H * T))
     enqueue(
         gradients, of.programs,
         *map(descriptor, (q, k, v, dh)), *map(states_descriptor, states), *map(exponents_descriptor, exponents[:2]),
-        *map(descriptor, (dq, dk, dv)), Call(tensors, counts, gl.constexpr(config)),
+        *map(descriptor, (dq, dk, dv)), TileArguments(tensors, counts, gl.constexpr(config)),
         num_warps=4, maxnreg=128, launch_pdl=True, **ASSEMBLY,
     )  # fmt: skip

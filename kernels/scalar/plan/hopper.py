@@ -95,7 +95,7 @@ class Walk:
     @property
     def row_pieces(self) -> int:
         """Programs side by side that share one head's state by its rows, each with all of U and W."""
-        return self.shape.pieces(self.rows) if isinstance(self.shape, WalkShape) else 1
+        return self.shape.pieces_of(self.rows) if isinstance(self.shape, WalkShape) else 1
 
     @property
     def pieces(self) -> int:

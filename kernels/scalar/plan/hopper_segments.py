@@ -101,7 +101,7 @@ def first_segment_programs(sizes: Sizes, cut: Segments, chip: int, *, normalise:
     if cut.count < 3 or 2 * cut.first_tiles > cut.segment_tiles or (not normalise and heads_together(sizes) > 1):
         return 0
     rows, d_qk, d_hv = sizes.rows, sizes.d_qk, sizes.d_hv
-    programs = rows * WalkShape.filling(d_qk, d_hv, rows, chip, sums=False).pieces(d_hv)
+    programs = rows * WalkShape.filling(d_qk, d_hv, rows, chip, sums=False).pieces_of(d_hv)
     between = rows * cdiv(d_qk, HEIGHT) * cdiv(d_hv, WIDTH) * (cut.count - 2)
     return programs if programs + between <= chip else 0
 
@@ -236,7 +236,7 @@ def walk_times(shape: Shape, segments: int, *, sums: bool) -> TileTimes:
     columns, height = (d_hv, d_qk) if sums else (d_qk, d_hv)
     column_pieces, columns = cdiv(columns, WIDTH), min(columns, WIDTH)
     filling = WalkShape.filling(columns, height, rows, shape.chip, sums=sums)
-    pieces = column_pieces * filling.pieces(height)
+    pieces = column_pieces * filling.pieces_of(height)
     alone = filling.blocks_value * (OUTPUT + PRODUCT * filling.blocks_key)
     alone = ROW_SUMS * alone if sums else alone + NORMALISER * shape.norm
     moved = 2 * of_hv + 2 * of_qk + d_qk * sums

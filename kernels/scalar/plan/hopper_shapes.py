@@ -80,7 +80,7 @@ class WalkShape:
         blocks_key: blocks of 64 columns of query, key and state.
         blocks_value: blocks of rows of the state in a state partition.
         num_stages: tiles of query, key and value in shared memory.
-        num_slots: tiles of scores and of the output in shared memory.
+        num_slots: tiles of scores in shared memory, and tiles of the output on their way out of a state partition.
         state_registers: registers of a thread that holds the state.
         halves: state partitions of 64 * blocks_value rows in a program; one where a state has 64 rows and columns.
     """
@@ -126,11 +126,11 @@ class WalkShape:
         A program has half as many rows where less than half of the chip would be taken.
         """
         whole = cls.of(columns, rows, sums=sums, normalise=normalise)
-        if whole.blocks_value == 1 or 2 * heads * whole.pieces(rows) > chip:
+        if whole.blocks_value == 1 or 2 * heads * whole.pieces_of(rows) > chip:
             return whole
         return cls.of(columns, rows, sums=sums, halved=True)
 
-    def pieces(self, rows: int) -> int:
+    def pieces_of(self, rows: int) -> int:
         """Return how many programs share a state of these rows."""
         return cdiv(rows, TILE * self.halves * self.blocks_value)
 

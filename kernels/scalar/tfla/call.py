@@ -32,7 +32,7 @@ class Inputs(NamedTuple):
     inverse: Tensor | None = None
 
 
-class States(NamedTuple):
+class EdgeStates(NamedTuple):
     """States at the near edges of chunks, or their gradients.
 
     Attributes:

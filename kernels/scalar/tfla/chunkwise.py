@@ -10,6 +10,7 @@ The denominator and m are constants in backward (paper, B.3). Chunk states are s
 from __future__ import annotations
 
 import functools
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -31,11 +32,9 @@ from tflabench.kernels.scalar.plan.tfla import TileConfig, fitting, largest_tile
 from tflabench.kernels.state import State
 from tflabench.kernels.types import Gate
 
-from . import documents
-from .call import Call, Inputs, States
-from .grads import d_keys, d_queries, d_values
-from .outputs import hidden
-from .states import Side, walk
+from .call import Call, EdgeStates, Inputs
+from .outputs import d_keys, d_queries, d_values, hidden
+from .states import ChunkInputs, walk
 
 
 def kernels(levels: int) -> Kernels:
@@ -48,7 +47,7 @@ def kernels(levels: int) -> Kernels:
         default_chunk_size=functools.partial(default_chunk_size, levels=levels),
         shares_heads=True,
         adds_skip=True,
-        takes_documents=functools.partial(documents.takes, levels=levels),
+        takes_documents=functools.partial(takes_documents, levels=levels),
     )
 
 
@@ -71,6 +70,17 @@ def default_chunk_size(q: Tensor, v: Tensor, *, gate: Gate, backward: bool = Tru
     """Return the chunk size that measured best."""
     del gate, backward
     return plans.default_chunk_size(Sizes.of(q, v), levels)
+
+
+def takes_documents(bounds: list[int], q: Tensor, v: Tensor, *, states: bool, levels: int) -> bool:
+    """Return whether one launch of each kernel is the fastest way for documents of q, v (1, H, T, d) between bounds.
+
+    Their rows stay where they are, end to end along T. Gates and row sums, and so chunks, are by places
+    (`common.places`): each document starts a new chunk. A kernel finds the document of a chunk in a `Table`, and the
+    walk over states takes each document as a segment with states of its own.
+    """
+    lengths = [end - begin for begin, end in pairwise(bounds)]
+    return plans.takes_documents(Sizes.of(q, v), device.figures(q.device), lengths, states=states, levels=levels)
 
 
 def empty_saved(q: Tensor, v: Tensor, options: KernelOptions) -> tuple[Tensor, ...]:
@@ -108,8 +118,8 @@ def forward(arguments: Arguments, options: KernelOptions) -> tuple[Tensor, State
     call = _call(q, v, placed, options)
     plan = call.plan
     C, n = _matrices(initial)
-    states = walk(call, plan.forward_states, Side(k, v, C, n), _stored(q.dtype, options.state_dtype))
-    h, inverse = hidden(call, inputs, States(states.states, states.n_states, initial is not None))
+    states = walk(call, plan.forward_states, ChunkInputs(k, v, C, n), _stored(q.dtype, options.state_dtype))
+    h, inverse = hidden(call, inputs, EdgeStates(states.states, states.n_states, initial is not None))
     m_last = call.gates.m
     if m_last is not None:
         m_last = placed.places.last_stabilisers(m_last) if placed.places else m_last[:, :, -1].contiguous()
@@ -147,12 +157,12 @@ def backward(
     if plan.config.keep_states:
         states, n_states = kept[0], kept[1] if gate.normalize else None
     else:
-        states, n_states, *_ = walk(call, plan.forward_states, Side(k, v, C_0, n_0), dtype)
-    side = Side(q, dh, dC, inverse_denominator=inputs.inverse, other=states, reverse=True)
+        states, n_states, *_ = walk(call, plan.forward_states, ChunkInputs(k, v, C_0, n_0), dtype)
+    side = ChunkInputs(q, dh, dC, inverse_denominator=inputs.inverse, other=states, reverse=True)
     back = walk(call, plan.backward_states, side, dtype)
     del side
     skip_dots = None if skip is None else q.new_empty(v.shape[:3], dtype=torch.float32)
-    dq, qdq = d_queries(call, inputs, States(states, n_states, initial is not None), skip_dots)
+    dq, qdq = d_queries(call, inputs, EdgeStates(states, n_states, initial is not None), skip_dots)
     through = back.through
     assert through is not None
     dn_states = dn_0 = None
@@ -161,8 +171,8 @@ def backward(
         g, dn_states, dn_0 = _n_gradients(call, dn, placed.places)
         through = through + g.exp() * (n_states * dn_states).sum(-1)
     del states, n_states
-    dk, kdk = d_keys(call, inputs, States(back.states, dn_states, dC is not None or dn is not None))
-    dv = d_values(call, inputs, States(back.states, None, dC is not None))
+    dk, kdk = d_keys(call, inputs, EdgeStates(back.states, dn_states, dC is not None or dn is not None))
+    dv = d_values(call, inputs, EdgeStates(back.states, None, dC is not None))
     df = di = None
     if options.gate_gradients:
         sums = GradientSums(qdq, kdk, through, plan.chunk_size)

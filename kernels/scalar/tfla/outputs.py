@@ -38,32 +38,22 @@ from tflabench.kernels.common.launching import enqueue, unless_one, unspecialise
 from tflabench.kernels.scalar.gates import RowSums
 from tflabench.kernels.scalar.plan.tfla import Outputs, Tiles
 
-from .call import Call, Inputs, States
+from .call import Call, EdgeStates, Inputs
 
 # --- What the kernel takes --------------------------------------------------------------------------------------------
 
 
 class Strides(NamedTuple):
-    """Strides of batch, head and time of each tensor (B, H, T, d); 0 where it is absent."""
+    """Strides of batch, head and time of each tensor (B, H, T, d), three numbers; 0 where it is absent."""
 
-    x_b: int
-    x_h: int
-    x_t: int
-    y_b: int
-    y_h: int
-    y_t: int
-    z_b: int
-    z_h: int
-    z_t: int
-    out_b: int
-    out_h: int
-    out_t: int
-    probe_b: int
-    probe_h: int
-    probe_t: int
+    x: Any
+    y: Any
+    z: Any
+    out: Any
+    probe: Any
 
 
-class Gates(NamedTuple):
+class OutputGates(NamedTuple):
     """Log gates summed within tiles, see `gates.TileGates`.
 
     Attributes:
@@ -81,7 +71,7 @@ class Gates(NamedTuple):
     log_i_rest: Any
 
 
-class Vectors(NamedTuple):
+class OutputVectors(NamedTuple):
     """Tensors float32 with a number, not a row, for each step, or a vector for each state; None where absent.
 
     Attributes:
@@ -105,7 +95,7 @@ class Vectors(NamedTuple):
     bounds: Any = None
 
 
-class Sizes(NamedTuple):
+class OutputSizes(NamedTuple):
     """Numbers of a launch.
 
     Attributes:
@@ -128,7 +118,7 @@ class Sizes(NamedTuple):
     chunk_size: Any
     steps: Any
 
-    def as_argument(self) -> Sizes:
+    def as_argument(self) -> OutputSizes:
         """Return what the kernel takes, see `read_sizes`: another batch or number of heads compiles nothing."""
         return self._replace(
             batch=unspecialised(self.batch),
@@ -148,9 +138,9 @@ class OutputConfig:
         first_state: so has the first chunk met (an initial state, or the gradient of the last).
         normalize: H is divided by its denominator, whose inverse is written.
         stabilized: the denominator is at least exp(-m), not 1.
-        has_denominator: the query's side is multiplied by `Vectors.inverse_denominator`.
-        row_dots: dQ and dK, with the row sums of `Vectors`.
-        n_gradient: dK gets gradients of the normaliser, `Vectors.n_states`.
+        has_denominator: the query's side is multiplied by `OutputVectors.inverse_denominator`.
+        row_dots: dQ and dK, with the row sums of `OutputVectors`.
+        n_gradient: dK gets gradients of the normaliser, `OutputVectors.n_states`.
         skip: there is a skip connection.
         documents: vectors are of places of documents.
         precision: Triton's input_precision of products.
@@ -196,7 +186,7 @@ class Operands(NamedTuple):
     states: Any
 
 
-class Span(NamedTuple):
+class SequenceSpan(NamedTuple):
     """Tell where the sequence of a tile lies.
 
     Attributes:
@@ -208,7 +198,7 @@ class Span(NamedTuple):
     end: Any
 
 
-class Place(NamedTuple):
+class OutputPlace(NamedTuple):
     """A tile of out of one head.
 
     Attributes:
@@ -221,7 +211,7 @@ class Place(NamedTuple):
         chunk, chunks: the chunk of the steps, and how many the sequence has.
         r: (rows,), 0, 1, ...
         inside: (rows,), whether a step is one of the sequence.
-        row_offset: of the tile's first step in `Gates` of tiles of `rows` steps.
+        row_offset: of the tile's first step in `OutputGates` of tiles of `rows` steps.
         tile_offset: of the head's first tile of `cols` steps in `Gates.g`.
         t_offset: of the tile's first step in (B, H, T).
     """
@@ -248,7 +238,7 @@ class RowGates(NamedTuple):
     """Gates of a tile's rows.
 
     Attributes:
-        b, segment: (rows,), as in `Gates`.
+        b, segment: (rows,), as in `OutputGates`.
         weight: (rows,), exp(row_log).
         far: float64, log gate from a row's tile of `cols` steps to the edge of the tile of `rows`; (rows,) or ().
         query: (rows,), the query's factor: scale and, but for dK and dV, 1 / denominator.
@@ -263,8 +253,8 @@ class RowGates(NamedTuple):
 
 @triton.jit
 def read_sizes(sizes):
-    """Return sizes as they are, from `Sizes.as_argument`."""
-    return Sizes(
+    """Return sizes as they are, from `OutputSizes.as_argument`."""
+    return OutputSizes(
         sizes.scale,
         sizes.batch >> 1,
         sizes.heads >> 1,
@@ -280,21 +270,21 @@ def read_sizes(sizes):
 
 @triton.jit
 def span_of(row_tile, vectors, sizes, config: tl.constexpr):
-    """Return the `Span` of a tile of rows."""
+    """Return the `SequenceSpan` of a tile of rows."""
     if config.documents:
         of_chunk = tl.load(vectors.of_chunk + row_tile * config.rows // sizes.chunk_size)
         document = tl.maximum(of_chunk, 0)
         first = (tl.load(vectors.gaps + document) + 1) * sizes.chunk_size
         begin, end = tl.load(vectors.bounds + document), tl.load(vectors.bounds + document + 1)
-        span = Span(first - begin, tl.where(of_chunk < 0, 0, first + end - begin))
+        span = SequenceSpan(first - begin, tl.where(of_chunk < 0, 0, first + end - begin))
     else:
-        span = Span(0, sizes.T)
+        span = SequenceSpan(0, sizes.T)
     return span
 
 
 @triton.jit
 def place_of(bh, row_tile, out_block, span, sizes, config: tl.constexpr):
-    """Return the `Place` of a tile of steps and a block of columns of one head."""
+    """Return the `OutputPlace` of a tile of steps and a block of columns of one head."""
     ROWS: tl.constexpr = config.rows
     OUT: tl.constexpr = config.outer
     b, h, bh64 = bh // sizes.heads, bh % sizes.heads, bh.to(tl.int64)
@@ -303,7 +293,7 @@ def place_of(bh, row_tile, out_block, span, sizes, config: tl.constexpr):
     chunks = tl.cdiv(sizes.T, sizes.chunk_size)
     row = row_tile * ROWS
     r = tl.arange(0, ROWS)
-    return Place(
+    return OutputPlace(
         bh,
         b,
         h,
@@ -584,7 +574,8 @@ def parallel_outputs(
         probe: q for dQ, k for dK, whose dot products with out are the row sums; else None.
             Of documents out is a pointer: a tile must not write what lies behind one.
         states: (B * H * chunks, d_in, d_out), or (.., d_out, d_in) for dQ and dK, or None.
-        strides, gates, vectors, sizes, config: see `Strides`, `Gates`, `Vectors`, `Sizes.as_argument`, `OutputConfig`.
+        strides, gates, vectors: `Strides`, `OutputGates`, `OutputVectors`.
+        sizes: `OutputSizes.as_argument`.
     """
     ROWS: tl.constexpr = config.rows
     COLS: tl.constexpr = config.cols
@@ -604,21 +595,19 @@ def parallel_outputs(
         if row_tile * ROWS >= span.end:
             return
     shape = (sizes.batch, sizes.heads, sizes.steps if config.documents else sizes.T)
-    x_strides = (strides.x_b, strides.x_h, strides.x_t)
-    x_tiles = open_rows(x, x_strides, shape, d_in, ROWS, IN, TMA)
-    y_tiles = open_rows(y, (strides.y_b, strides.y_h, strides.y_t), shape, d_in, COLS, IN, TMA)
-    z_tiles = open_rows(z, (strides.z_b, strides.z_h, strides.z_t), shape, d_out, COLS, OUT, TMA)
+    x_tiles = open_rows(x, strides.x, shape, d_in, ROWS, IN, TMA)
+    y_tiles = open_rows(y, strides.y, shape, d_in, COLS, IN, TMA)
+    z_tiles = open_rows(z, strides.z, shape, d_out, COLS, OUT, TMA)
     probe_tiles, state_tiles, x_narrow_tiles = None, None, None
     if config.row_dots:
-        probe_strides = (strides.probe_b, strides.probe_h, strides.probe_t)
-        probe_tiles = open_rows(probe, probe_strides, shape, d_out, ROWS, OUT, TMA)
+        probe_tiles = open_rows(probe, strides.probe, shape, d_out, ROWS, OUT, TMA)
     if config.states:
         count = sizes.batch * sizes.heads * tl.cdiv(sizes.T, sizes.chunk_size)
         if config.row_dots:
             state_tiles = open_matrices(states, count, d_out, d_in, OUT, NARROW, TMA)
         else:
             state_tiles = open_matrices(states, count, d_in, d_out, NARROW, OUT, TMA)
-        x_narrow_tiles = open_rows(x_narrow, x_strides, shape, d_in, ROWS, NARROW, TMA)
+        x_narrow_tiles = open_rows(x_narrow, strides.x, shape, d_in, ROWS, NARROW, TMA)
     operands = Operands(x_tiles, x_narrow_tiles, y_tiles, z_tiles, probe_tiles, state_tiles)
     acc = tl.full([ROWS, OUT], -0.0, tl.float32)  # the one number whose sum with x is x for every x
     for member in range(config.members):
@@ -628,11 +617,11 @@ def parallel_outputs(
     if config.documents:
         place, column = row_tile * ROWS + tl.arange(0, ROWS), out_block * OUT + tl.arange(0, OUT)
         step = (place - span.shift).to(tl.int64)
-        at = out + of_out.to(tl.int64) * strides.out_h + step[:, None] * strides.out_t + column[None, :]
+        at = out + of_out.to(tl.int64) * strides.out[1] + step[:, None] * strides.out[2] + column[None, :]
         inside = (place < span.end)[:, None] & (column < d_out)[None, :]
         tl.store(at, acc.to(out.dtype.element_ty), mask=inside)
     else:
-        out_tiles = open_rows(out, (strides.out_b, strides.out_h, strides.out_t), shape, d_out, ROWS, OUT, TMA)
+        out_tiles = open_rows(out, strides.out, shape, d_out, ROWS, OUT, TMA)
         at = [of_out // heads_of_out, of_out % heads_of_out, row_tile * ROWS, out_block * OUT]
         out_tiles.store(at, acc.to(out_tiles.dtype).reshape(1, 1, ROWS, OUT))
 
@@ -646,17 +635,17 @@ class Role(NamedTuple):
     Attributes:
         x, y, z: (B, H, T, d), or fewer heads.
         like: (B, H, T, d), or fewer heads, has the layout of out.
-        states: `States` at the near edges of chunks.
+        states: `EdgeStates` at the near edges of chunks.
         inverse_denominator: (B, H, T) float32, or None; H writes it.
         reverse, normalize, stabilized: see `OutputConfig`.
-        probe, skip, skip_dots: see the kernel and `Vectors`.
+        probe, skip, skip_dots: see the kernel and `OutputVectors`.
     """
 
     x: Tensor
     y: Tensor
     z: Tensor
     like: Tensor
-    states: States
+    states: EdgeStates
     inverse_denominator: Tensor | None
     reverse: bool
     normalize: bool = False
@@ -689,13 +678,14 @@ def launch(call: Call, planned: Outputs, role: Role) -> tuple[Tensor, RowSums | 
     def rows_of(tensor: Tensor | None, rows: int, width: int) -> tuple[Any, ...]:
         return (None, 0, 0, 0) if tensor is None else rows_argument(tensor, rows, width, tma)
 
-    x_tiles, *x_strides = rows_of(x, tiles.rows, tiles.inner)
-    y_tiles, *y_strides = rows_of(role.y, tiles.cols, tiles.inner)
-    z_tiles, *z_strides = rows_of(z, tiles.cols, tiles.outer)
-    out_tiles, *out_strides = rows_of(out, tiles.rows, tiles.outer)
-    if table:
-        out_tiles = out
-    probe_tiles, *probe_strides = rows_of(probe, tiles.rows, tiles.outer)
+    tensors = (
+        rows_of(x, tiles.rows, tiles.inner),
+        rows_of(role.y, tiles.cols, tiles.inner),
+        rows_of(z, tiles.cols, tiles.outer),
+        rows_of(out, tiles.rows, tiles.outer),
+        rows_of(probe, tiles.rows, tiles.outer),
+    )
+    x_tiles, y_tiles, z_tiles, out_tiles, probe_tiles = (tensor[0] for tensor in tensors)
     states, n_states, _ = role.states
     of_table = () if table is None else (table.of_chunk, table.gaps, table.bounds)
     block = (config.narrow, tiles.outer) if probe is None else (tiles.outer, config.narrow)
@@ -706,13 +696,13 @@ def launch(call: Call, planned: Outputs, role: Role) -> tuple[Tensor, RowSums | 
         rows_of(x, tiles.rows, config.narrow)[0],
         y_tiles,
         z_tiles,
-        out_tiles,
+        out if table else out_tiles,
         probe_tiles,
         None if states is None else matrices_argument(states, *block, tma),
-        Strides(*x_strides, *y_strides, *z_strides, *out_strides, *probe_strides),
+        Strides(*(tensor[1:] for tensor in tensors)),
         _gates(call, tiles, role),
-        Vectors(n_states, call.gates.m, role.inverse_denominator, row_dots, role.skip, role.skip_dots, *of_table),
-        Sizes(
+        OutputVectors(n_states, call.gates.m, role.inverse_denominator, row_dots, role.skip, role.skip_dots, *of_table),
+        OutputSizes(
             call.scale, batch, heads, heads // x.shape[1], heads // z.shape[1], T, d_in, d_out, call.plan.chunk_size,
             steps,
         ).as_argument(),
@@ -748,14 +738,14 @@ def _config(call: Call, planned: Outputs, role: Role) -> OutputConfig:
     )
 
 
-def _gates(call: Call, tiles: Tiles, role: Role) -> Gates:
+def _gates(call: Call, tiles: Tiles, role: Role) -> OutputGates:
     row, col = call.tile_gates(tiles.rows), call.tile_gates(tiles.cols)
     fine = row if role.probe is None else col
     row_log, col_log = (fine.a, col.prefix) if role.reverse else (fine.prefix, col.a)
-    return Gates(row_log, col_log, col.g, row.b, row.b_rest, row.segment, row.log_i_rest)
+    return OutputGates(row_log, col_log, col.g, row.b, row.b_rest, row.segment, row.log_i_rest)
 
 
-def hidden(call: Call, inputs: Inputs, states: States) -> tuple[Tensor, Tensor | None]:
+def hidden(call: Call, inputs: Inputs, states: EdgeStates) -> tuple[Tensor, Tensor | None]:
     """Return H (B, H, T, d_hv) like v and, of a normalised gate, 1 / denominator (B, H, T) float32."""
     q, k, v = inputs.q, inputs.k, inputs.v
     gate = call.gate
@@ -766,3 +756,37 @@ def hidden(call: Call, inputs: Inputs, states: States) -> tuple[Tensor, Tensor |
     )  # fmt: skip
     h, _ = launch(call, call.plan.h, role)
     return h, inverse
+
+
+def d_queries(call: Call, inputs: Inputs, states: EdgeStates, skip_dots: Tensor | None) -> tuple[Tensor, RowSums]:
+    """Return dQ like q, or of more heads if some share one, and the row sums q_t.dq_t.
+
+    Args:
+        states: of forward.
+        skip_dots: (B, H, T) float32, where dh_t.v_t goes of a call with a skip connection.
+    """
+    q, k, v, skip, dh, inverse = inputs
+    assert dh is not None
+    role = Role(dh, v, k, q, states._replace(n_states=None), inverse, reverse=False, probe=q, skip=skip)
+    dq, row_dots = launch(call, call.plan.dq, role._replace(skip_dots=skip_dots))
+    assert row_dots is not None
+    return dq, row_dots
+
+
+def d_keys(call: Call, inputs: Inputs, states: EdgeStates) -> tuple[Tensor, RowSums]:
+    """Return dK like k, or of more heads if some share one, and the row sums k_t.dk_t, from gradients of states."""
+    q, k, v, _, dh, inverse = inputs
+    assert dh is not None
+    dk, row_dots = launch(call, call.plan.dk, Role(v, dh, q, k, states, inverse, reverse=True, probe=k))
+    assert row_dots is not None
+    return dk, row_dots
+
+
+def d_values(call: Call, inputs: Inputs, states: EdgeStates) -> Tensor:
+    """Return dV like v, from gradients of states."""
+    q, k, v, skip, dh, inverse = inputs
+    assert dh is not None
+    dv, _ = launch(
+        call, call.plan.dv, Role(k, q, dh, v, states._replace(n_states=None), inverse, reverse=True, skip=skip)
+    )
+    return dv

@@ -31,18 +31,7 @@ from .call import Call
 # --- What the kernel takes --------------------------------------------------------------------------------------------
 
 
-class Strides(NamedTuple):
-    """Strides of batch, head and time of u and v."""
-
-    u_b: int
-    u_h: int
-    u_t: int
-    v_b: int
-    v_h: int
-    v_t: int
-
-
-class Vectors(NamedTuple):
+class StateVectors(NamedTuple):
     """Tensors float32 with a number for each step, tile, segment or chunk, or with a normaliser; None where absent.
 
     Attributes:
@@ -69,7 +58,7 @@ class Vectors(NamedTuple):
     bounds: Any = None
 
 
-class Sizes(NamedTuple):
+class StateSizes(NamedTuple):
     """Numbers of a launch.
 
     Attributes:
@@ -94,7 +83,7 @@ class Sizes(NamedTuple):
     steps: Any
     documents: Any = 0
 
-    def as_argument(self) -> Sizes:
+    def as_argument(self) -> StateSizes:
         """Return what the kernel takes, see `read_sizes`: other batches, heads or segments compile nothing."""
         return self._replace(
             batch=unspecialised(self.batch),
@@ -114,8 +103,8 @@ class StateConfig:
         initial, ends: segments start from a state; the states after them are written.
         states: the state before each chunk is written.
         normalize: so are the normalisers.
-        has_denominator: u is multiplied by `Vectors.inverse_denominator`.
-        through: `Vectors.through` is written.
+        has_denominator: u is multiplied by `StateVectors.inverse_denominator`.
+        through: `StateVectors.through` is written.
         chunk_tiles: tiles of a chunk, the next power of two; 1 without `through`.
         precision: Triton's input_precision of products.
         tma: tensors are descriptors.
@@ -143,14 +132,14 @@ class StateConfig:
 # --- On the device ----------------------------------------------------------------------------------------------------
 
 
-class Matrices(NamedTuple):
+class StateMatrices(NamedTuple):
     """Descriptors of tiles of states: before each chunk, and forward's for `through`; None where absent."""
 
     states: Any
     other: Any
 
 
-class Place(NamedTuple):
+class StatePlace(NamedTuple):
     """A tile of the state of one head, in one segment.
 
     Attributes:
@@ -186,8 +175,8 @@ class Place(NamedTuple):
 
 @triton.jit
 def read_sizes(sizes):
-    """Return sizes as they are, from `Sizes.as_argument`."""
-    return Sizes(
+    """Return sizes as they are, from `StateSizes.as_argument`."""
+    return StateSizes(
         sizes.scale,
         sizes.batch >> 1,
         sizes.heads >> 1,
@@ -204,7 +193,7 @@ def read_sizes(sizes):
 
 @triton.jit
 def place_of_program(vectors, sizes, config: tl.constexpr):
-    """Return the `Place` of this program."""
+    """Return the `StatePlace` of this program."""
     U: tl.constexpr = config.u
     V: tl.constexpr = config.v
     tiles = tl.cdiv(sizes.T, config.rows)
@@ -225,7 +214,7 @@ def place_of_program(vectors, sizes, config: tl.constexpr):
         first = segment * sizes.tiles_per_segment
         segment_row, count = bh * segments + segment, tl.minimum(sizes.tiles_per_segment, tiles - first)
         shift, end = 0, sizes.T
-    return Place(
+    return StatePlace(
         bh,
         bh // sizes.heads,
         bh % sizes.heads,
@@ -338,7 +327,8 @@ def chunk_states(u, v, initial, states, ends, other, strides, vectors, sizes, co
         states: (B * H * chunks, d_u, d_v), before each chunk, in the direction of time.
         other: like states: the backward pass also reads the forward states and writes, for each chunk and each tile of
             the state, what passes through it, exp(g) sum(C before it * dC after it).
-        strides, vectors, sizes, config: see `Strides`, `Vectors`, `Sizes.as_argument`, `StateConfig`.
+        strides: of u and of v, three each: of batch, head and time.
+        vectors, sizes, config: see `StateVectors`, `StateSizes.as_argument`, `StateConfig`.
     """
     ROWS: tl.constexpr = config.rows
     U: tl.constexpr = config.u
@@ -347,8 +337,8 @@ def chunk_states(u, v, initial, states, ends, other, strides, vectors, sizes, co
     sizes = read_sizes(sizes)
     d_u, d_v = sizes.d_u, sizes.d_v
     shape = (sizes.batch, sizes.heads, sizes.steps if config.documents else sizes.T)
-    u_tiles = open_rows(u, (strides.u_b, strides.u_h, strides.u_t), shape, d_u, ROWS, U, TMA)
-    v_tiles = open_rows(v, (strides.v_b, strides.v_h, strides.v_t), shape, d_v, ROWS, V, TMA)
+    u_tiles = open_rows(u, strides[0], shape, d_u, ROWS, U, TMA)
+    v_tiles = open_rows(v, strides[1], shape, d_v, ROWS, V, TMA)
     place = place_of_program(vectors, sizes, config)
     rows = sizes.batch * sizes.heads
     at = [place.segment_row, place.u_start, place.v_start]
@@ -357,7 +347,7 @@ def chunk_states(u, v, initial, states, ends, other, strides, vectors, sizes, co
         state_tiles = open_matrices(states, rows * place.chunks, d_u, d_v, U, V, TMA)
     if config.through:
         other_tiles = open_matrices(other, rows * place.chunks, d_u, d_v, U, V, TMA)
-    matrices = Matrices(state_tiles, other_tiles)
+    matrices = StateMatrices(state_tiles, other_tiles)
     acc = tl.zeros([U, V], tl.float32)
     n_columns = tl.zeros([U, 16], tl.float32)
     if config.initial:
@@ -423,14 +413,14 @@ def join_segments(
 # --- On the host ------------------------------------------------------------------------------------------------------
 
 
-class Side(NamedTuple):
+class ChunkInputs(NamedTuple):
     """Name what states are made of: forward u = k and v = v, backward u = q and v = dH.
 
     Attributes:
         u, v: (B, H, T, d), u of fewer heads where these share it.
         C, n: (B, H, d_qk, d_hv), (B, H, d_qk) float32, the state before the first chunk met; None is zero.
         inverse_denominator: (B, H, T) float32, of a normalised gate backward.
-        other: the states of forward; backward only, see `Walk.through`.
+        other: the states of forward; backward only, see `ChunkStates.through`.
         reverse: backward.
     """
 
@@ -443,7 +433,7 @@ class Side(NamedTuple):
     reverse: bool = False
 
 
-class Walk(NamedTuple):
+class ChunkStates(NamedTuple):
     """States of a whole sequence.
 
     Attributes:
@@ -469,7 +459,7 @@ class Pass(NamedTuple):
         before, n_before: (B, H, segments, ...) float32, states before segments.
         states, n_states: before chunks.
         ends, n_ends, segment_g: states after segments, and log gates of segments, float32.
-        parts: (B, H, chunks, blocks of the state) float32, summands of `Walk.through`.
+        parts: (B, H, chunks, blocks of the state) float32, summands of `ChunkStates.through`.
     """
 
     before: Tensor | None = None
@@ -482,7 +472,7 @@ class Pass(NamedTuple):
     parts: Tensor | None = None
 
 
-def walk(call: Call, planned: StateWalk, side: Side, dtype: torch.dtype | None) -> Walk:
+def walk(call: Call, planned: StateWalk, side: ChunkInputs, dtype: torch.dtype | None) -> ChunkStates:
     """Return the states of a whole sequence, stored in dtype; None stores only the last."""
     batch, heads, _, d_v = side.v.shape
     d_u = side.u.shape[-1]
@@ -515,10 +505,10 @@ def walk(call: Call, planned: StateWalk, side: Side, dtype: torch.dtype | None) 
     assert last is not None
     through = None if parts is None else parts.sum(-1)
     n_last = None if n_last is None else n_last.view(-1, heads, d_u)
-    return Walk(states, n_states, last.view(-1, heads, d_u, d_v), n_last, through)
+    return ChunkStates(states, n_states, last.view(-1, heads, d_u, d_v), n_last, through)
 
 
-def launch(call: Call, planned: StateWalk, side: Side, of: Pass) -> None:
+def launch(call: Call, planned: StateWalk, side: ChunkInputs, of: Pass) -> None:
     """Launch `chunk_states`."""
     tiles, tma = planned.tiles, call.plan.tma
     u, v, other = side.u, side.v, None if of.parts is None else side.other
@@ -526,7 +516,7 @@ def launch(call: Call, planned: StateWalk, side: Side, of: Pass) -> None:
     d_u, table = u.shape[-1], call.documents
     gates = call.tile_gates(tiles.rows)
     segments, of_table = (planned.segments, ()) if table is None else (table.documents, table[1:])
-    sizes = Sizes(
+    sizes = StateSizes(
         call.scale, batch, heads, heads // u.shape[1], call.gates.log_f.shape[2], d_u, d_v,
         planned.tiles_per_chunk, planned.segment_tiles, steps, 0 if table is None else table.documents,
     )  # fmt: skip
@@ -546,8 +536,8 @@ def launch(call: Call, planned: StateWalk, side: Side, of: Pass) -> None:
         v=tiles.v,
         documents=table is not None,
     )
-    u_tiles, *u_strides = rows_argument(u, tiles.rows, tiles.u, tma)
-    v_tiles, *v_strides = rows_argument(v, tiles.rows, tiles.v, tma)
+    u_tiles, *strides_of_u = rows_argument(u, tiles.rows, tiles.u, tma)
+    v_tiles, *strides_of_v = rows_argument(v, tiles.rows, tiles.v, tma)
     matrices = [
         None if x is None else matrices_argument(x, tiles.u, tiles.v, tma)
         for x in (of.before, of.states, of.ends, other)
@@ -558,8 +548,8 @@ def launch(call: Call, planned: StateWalk, side: Side, of: Pass) -> None:
         u_tiles,
         v_tiles,
         *matrices,
-        Strides(*u_strides, *v_strides),
-        Vectors(
+        (tuple(strides_of_u), tuple(strides_of_v)),
+        StateVectors(
             of.n_before,
             of.n_states,
             of.n_ends,
