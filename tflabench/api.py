@@ -199,7 +199,7 @@ def sweep(  # noqa: PLR0913  public
     from pathlib import Path
 
     from tflabench.bench.devices import Devices
-    from tflabench.bench.plan import Request
+    from tflabench.bench.request import Request
     from tflabench.bench.rules import Rules, end_of
     from tflabench.bench.sweep import measure
     from tflabench.implementations import registry

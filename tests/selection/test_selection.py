@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from tflabench.bench.plan import Request, plan
+from tflabench.bench.request import Request
 from tflabench.implementations import registry
 from tflabench.problem import InputError, Problem
 from tflabench.selection import presets
@@ -250,5 +250,5 @@ def test_a_preset_that_cannot_be_read_or_followed(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text(PRESET.replace('"short"', '"shorter"'))
     with pytest.raises(InputError, match="has protocol 'shorter'; did you mean short"):
-        plan(Request(str(path)), "cpu")
-    assert plan(Request(str(path)), "cuda").protocol.name == "standard"
+        Request(str(path)).select("cpu")
+    assert Request(str(path)).select("cuda").protocol.name == "standard"

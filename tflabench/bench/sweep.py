@@ -14,9 +14,9 @@ from tflabench.bench.devices import Devices, Fleet
 from tflabench.bench.estimate import Estimate, Target, estimate
 from tflabench.bench.events import Activity, Began, Event, Fault, Location, Note, RunDescription, Stations, Task
 from tflabench.bench.machine import Machine, command
-from tflabench.bench.plan import Request, plan
 from tflabench.bench.protocol import Protocol
 from tflabench.bench.provenance import source_hash
+from tflabench.bench.request import Request
 from tflabench.bench.rows_of_run import Occasion
 from tflabench.bench.rules import Rules
 from tflabench.bench.workers import SHARED
@@ -98,19 +98,19 @@ def measure(
         KeyboardInterrupt: what was measured is safe.
     """
     with devices.open(rules.plugins, listener.note) as fleet:
-        planned = plan(request, fleet.kind)
-        require_runnable(planned.points, fleet.kind)
+        selection = request.select(fleet.kind)
+        require_runnable(selection.points, fleet.kind)
         if devices == Devices(device="auto") and fleet.kind == "cpu":
             name = next(iter(fleet.devices))
             listener.note(f"No NVIDIA GPU here: running preset {request.preset} on the CPU ({name}).")
         plugins = [str(Path(name).resolve()) if name.endswith(".py") else name for name in rules.plugins]
-        rules = replace(rules, protocol=planned.protocol, plugins=plugins)
-        folders = _folders(fleet, planned.preset.name, out)
+        rules = replace(rules, protocol=selection.protocol, plugins=plugins)
+        folders = _folders(fleet, selection.preset.name, out)
         if resume and not devices.mixed_versions:
             folders = {name: folder_for(at, out is not None, listener.note) for name, at in folders.items()}
         with fleet.stations(rules) as stations:
-            sweep = Sweep(planned.comparisons, fleet, stations, folders, rules, listener, planned.preset.title, resume)
-            return sweep.run()
+            title = selection.preset.title
+            return Sweep(selection.comparisons, fleet, stations, folders, rules, listener, title, resume).run()
 
 
 def pending(

@@ -22,6 +22,7 @@ from tflabench.problem import InputError
 
 SHARED = "shared"  # the slot of what needs no process of its own
 PAUSE_S = 0.05  # until the GPU has done what a paused process had enqueued
+WAIT_S = 1.0  # between looks at the clock
 START_S = 300.0  # until a process has imported what it needs and has its device
 # Threads that wait for each other sleep instead of spinning: where another program wants a core too, a spinning thread
 # keeps out the very one it waits for, and a millisecond of work takes a scheduler's slice of 8 (seen on 2 cores).
@@ -195,7 +196,7 @@ class Workers:
         """Return the result of a single job of a slot, while no other slot is busy."""
         assert not any(worker.busy for worker in self._workers.values()), "the results of others would be lost"
         self.send(slot, job, timeout_s)
-        while not (results := self.wait(timeout_s)):
+        while not (results := self.wait(WAIT_S)):
             pass
         return results[0][1]
 

@@ -20,7 +20,7 @@ from tflabench.problem import InputError, one_of, parse_bytes
 if TYPE_CHECKING:
     from tflabench.bench.devices import Devices
     from tflabench.bench.estimate import Target
-    from tflabench.bench.plan import Request
+    from tflabench.bench.request import Request
     from tflabench.bench.sweep import Measured
 
 FULL = "full"
@@ -97,7 +97,7 @@ def sweep(  # noqa: PLR0913  options
 ) -> None:
     """Measure runtime and memory of every implementation over the axes of a preset, and draw the figures."""
     from tflabench.bench.devices import Devices
-    from tflabench.bench.plan import Request
+    from tflabench.bench.request import Request
     from tflabench.bench.rules import Rules, end_of
     from tflabench.bench.sweep import measure
     from tflabench.implementations import registry
@@ -152,17 +152,16 @@ def seconds_to_tune(text: str) -> float | None:
 
 def _print_dry_run(request: Request, devices: Devices, out: Path | None, timeout_s: float, ending: _Ending) -> None:
     """Print what would be measured on one kind of device."""
-    from tflabench.bench.plan import plan
     from tflabench.bench.sweep import folder_for
     from tflabench.rows.load import rows_by_point
 
     target, slug = _target(devices)
-    planned = plan(request, target.kind)
-    folder = out or Path("results") / slug / planned.preset.name
+    selection = request.select(target.kind)
+    folder = out or Path("results") / slug / selection.preset.name
     folder = folder_for(folder, out is not None, stderr().print) if ending.resume else folder
     stored = rows_by_point(folder) if ending.resume else {}
     print_selection(
-        planned.comparisons, target, folder, stored, planned.protocol, timeout_s, full=ending.full, json=ending.json
+        selection.comparisons, target, folder, stored, selection.protocol, timeout_s, full=ending.full, json=ending.json
     )
 
 

@@ -1,4 +1,4 @@
-"""Requests for sweeps, and the plans that follow from them before anything runs. No torch."""
+"""Requests for sweeps, and the selections that follow from them before anything runs. No torch."""
 
 from __future__ import annotations
 
@@ -12,6 +12,16 @@ from tflabench.selection.axes import Values
 from tflabench.selection.comparisons import Comparison, comparisons
 from tflabench.selection.points import Point, select_points
 from tflabench.selection.presets import Preset, load_preset
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The points of a sweep, as comparisons too, and the protocol to measure them by."""
+
+    preset: Preset
+    points: list[Point]
+    comparisons: list[Comparison]
+    protocol: Protocol
 
 
 @dataclass(frozen=True)
@@ -32,27 +42,16 @@ class Request:
     paper_protocol: bool = False
     verify_s: float | None = None
 
+    def select(self, kind: DeviceKind) -> Selection:
+        """Return the points and the protocol on a kind of device.
 
-@dataclass(frozen=True)
-class Plan:
-    """The points of a sweep, as comparisons too, and the rules to measure them by."""
-
-    preset: Preset
-    points: list[Point]
-    comparisons: list[Comparison]
-    protocol: Protocol
-
-
-def plan(request: Request, kind: DeviceKind) -> Plan:
-    """Return the points and rules of a request on a kind of device.
-
-    Raises:
-        InputError: no such preset, a preset with an unknown protocol, or nothing to run (see `select_points`).
-    """
-    preset = load_preset(request.preset)
-    points = select_points(preset, request.axes, request.patterns, kind)
-    name = preset.protocol.get(kind, "standard")
-    if name not in PROTOCOLS:
-        raise InputError(f"preset {request.preset} has protocol {name!r}; {nearest(str(name), PROTOCOLS)}")
-    protocol = (PAPER if request.paper_protocol else PROTOCOLS[name]).verifying_within(request.verify_s)
-    return Plan(preset, points, comparisons(points), protocol)
+        Raises:
+            InputError: no such preset, a preset with an unknown protocol, or nothing to run (see `select_points`).
+        """
+        preset = load_preset(self.preset)
+        points = select_points(preset, self.axes, self.patterns, kind)
+        name = preset.protocol.get(kind, "standard")
+        if name not in PROTOCOLS:
+            raise InputError(f"preset {self.preset} has protocol {name!r}; {nearest(str(name), PROTOCOLS)}")
+        protocol = (PAPER if self.paper_protocol else PROTOCOLS[name]).verifying_within(self.verify_s)
+        return Selection(preset, points, comparisons(points), protocol)
