@@ -20,13 +20,14 @@ from typer.testing import CliRunner, Result
 
 import tflabench
 from tflabench import figures
-from tflabench.bench import machine, provenance, verifier
+from tflabench.bench import machine, verifier
 from tflabench.bench.machine import Machine
 from tflabench.bench.station import Station
 from tflabench.cli.common.app import COMMANDS
 from tflabench.cli.common.console import print_json
 from tflabench.cli.main import app
 from tflabench.conclusions.markdown import write_page
+from tflabench.implementations import registry
 from tflabench.problem import InputError
 from tflabench.theory import hardware
 
@@ -342,7 +343,7 @@ class TestDryRun:
         assert "nothing is left" in " ".join(run(*part, "--dry-run").stdout.split())
         assert " of them" not in run(*part, "--dry-run", "--no-resume").stdout
 
-    def test_rows_of_other_sources_are_not_what_it_has_already(self, tmp_path, monkeypatch):
+    def test_rows_of_older_kernels_are_not_what_it_has_already(self, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         part = ["sweep", "--device", "cpu", "-a", "seq_len=256", "-a", "pass=fw", "--impl", "reference_sig"]
         usual = Path(json.loads(run(*part, "--dry-run", "--json").stdout)["folder"])
@@ -352,12 +353,12 @@ class TestDryRun:
         text = journal.read_text()
         for path in usual.iterdir():
             path.unlink()
-        journal.write_text(re.sub('"source_hash":"[0-9a-f]+"', '"source_hash":"0123456789ab"', text))
+        journal.write_text(re.sub('"kernel_version":[0-9]+', '"kernel_version":0', text))
         done = run(*part, "--dry-run", "--json")
         told = json.loads(done.stdout)
         assert told["points_left"] == len(told["points"]) > 0
-        assert told["folder"] == f"{usual}-{provenance.source_hash()}"
-        assert "rows that other sources made" in " ".join(done.stderr.split())
+        assert told["folder"] == f"{usual}-kernels-{registry.kernel_versions()}"
+        assert "holds rows of older versions of reference_sig" in " ".join(done.stderr.split())
         given = run(*part, "--dry-run", "--out", str(usual))
         assert (given.exit_code, "give another --out" in " ".join(given.stderr.split())) == (2, True)
 

@@ -19,6 +19,7 @@ import pandas as pd
 import pytest
 from repository import SUPPORT
 
+from tflabench.implementations import registry
 from tflabench.rows.load import read_rows
 
 PLUGIN = str(SUPPORT / "faulty.py")
@@ -384,25 +385,35 @@ def test_bad_input_is_one_line_and_exit_code_2(invoke, arguments, message):
     assert err.count("\n") == 1
 
 
-def test_rows_of_other_sources_are_not_mixed_with_new_ones():
-    sweep("--impl", "fine", *TINY, "--pass", "fw")
-    path = Path("out/journal.jsonl")
-    own = journal()[0]["source_hash"]
-    path.write_text(path.read_text().replace(own, "0123456789ab"))
-    refused = sweep("--impl", "fine", *TINY, code=2)
-    assert (
-        f"out holds rows that other sources made (0123456789ab; these are {own}): give another --out" in refused.stderr
-    )
-    assert sweep("--impl", "fine", *TINY, "--no-resume").returncode == 0
-
-    arguments = ["sweep", "--device", "cpu", "--no-plots", "--impl", "sdpa", *TINY, "--pass", "fw"]
+def test_rows_of_older_kernels_are_not_mixed_with_new_ones():
+    arguments = [
+        "sweep",
+        "--device",
+        "cpu",
+        "--no-plots",
+        "--impl",
+        "reference_sig",
+        "-a",
+        "chunk_size=16",
+        *TINY,
+        "--pass",
+        "fw",
+    ]
     run(*arguments)
     (folder,) = Path("results").glob("*/quick")
     path = folder / "journal.jsonl"
-    path.write_text(path.read_text().replace(own, "0123456789ab"))
-    said = run(*arguments).stderr
-    assert f"this sweep goes into {folder}-{own}." in said
-    assert len(read_rows(f"{folder}-{own}")) == 1
+    path.write_text(path.read_text().replace('"kernel_version":1,', '"kernel_version":0,'))
+    beside = f"{folder}-kernels-{registry.kernel_versions()}"
+    assert (
+        f"{folder} holds rows of older versions of reference_sig: this sweep goes into {beside}."
+        in run(*arguments).stderr
+    )
+    assert len(read_rows(beside)) == len(read_rows(folder))
+    refused = run(*arguments, "--out", str(folder), code=2)
+    assert "holds rows of older versions of reference_sig: give another --out" in refused.stderr
+    run(*arguments, "--out", str(folder), "--no-resume")
+    run("rows", "pack", str(folder))
+    assert f"{folder} holds rows of a finished sweep: this sweep goes into {beside}." in run(*arguments).stderr
 
 
 @pytest.mark.skipif(os.path.exists("/dev/nvidia0"), reason="there is a GPU")

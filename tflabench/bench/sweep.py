@@ -15,18 +15,18 @@ from tflabench.bench.estimate import Estimate, Target, estimate
 from tflabench.bench.events import Activity, Began, Event, Fault, Location, Note, RunDescription, Stations, Task
 from tflabench.bench.machine import Machine, command
 from tflabench.bench.protocol import Protocol
-from tflabench.bench.provenance import source_hash
 from tflabench.bench.request import Request
 from tflabench.bench.rows_of_run import Occasion
 from tflabench.bench.rules import Rules
 from tflabench.bench.workers import SHARED
+from tflabench.implementations import registry
 from tflabench.problem import DeviceKind, InputError
-from tflabench.rows.journal import Store
+from tflabench.rows.journal import Store, is_packed
 from tflabench.rows.load import read_results, results_folders
 from tflabench.rows.schema import Row
 from tflabench.selection.comparisons import Comparison
 from tflabench.selection.points import Point
-from tflabench.theory.hardware import Ceilings
+from tflabench.theory.hardware import Ceilings, slug
 
 TRIES = 2
 WAIT_S = 0.5
@@ -94,7 +94,7 @@ def measure(
         resume: False to measure anew what is there.
 
     Raises:
-        InputError: there are no such devices, nothing can run there, or the folder has rows of other sources.
+        InputError: there are no such devices, nothing can run there, or the folder has rows of older kernels.
         KeyboardInterrupt: what was measured is safe.
     """
     with devices.open(rules.plugins, listener.note) as fleet:
@@ -107,7 +107,7 @@ def measure(
         rules = replace(rules, protocol=selection.protocol, plugins=plugins)
         folders = _folders(fleet, selection.preset.name, out)
         if resume and not devices.mixed_versions:
-            folders = {name: folder_for(at, out is not None, listener.note) for name, at in folders.items()}
+            folders = {name: folder_for(at, name, out is not None, listener.note) for name, at in folders.items()}
         with fleet.stations(rules) as stations:
             title = selection.preset.title
             return Sweep(selection.comparisons, fleet, stations, folders, rules, listener, title, resume).run()
@@ -176,28 +176,35 @@ def warn_too_big(estimates: Mapping[str, Estimate], memory_bytes: int) -> None:
         )
 
 
-def folder_for(folder: Path, given: bool, note: Callable[[str], None]) -> Path:
-    """Return the results folder to measure into: one whose rows were made by the same sources.
+def folder_for(folder: Path, device: str, given: bool, note: Callable[[str], None]) -> Path:
+    """Return the results folder to measure into: one whose rows are all of today's kernels.
+
+    The usual folder of a device and preset is left alone also where it is packed, and so finished, or has rows of
+    another device.
 
     Args:
+        device: name of what measures.
         given: whether the user named the folder.
         note: takes a line for the user where it is another one.
 
     Raises:
-        InputError: its rows were made by other sources, and the user named it.
+        InputError: it has rows of older kernels, and the user named it.
     """
     if folder not in results_folders(folder):
         return folder
-    sources = {row.source_hash for row in read_results(folder).rows} - {source_hash()}
-    if not sources:
-        return folder
-    if given:
+    rows = read_results(folder).rows
+    older = {row.implementation for row in rows if not registry.is_current(row.implementation, row.kernel_version)}
+    if given and older:
         raise InputError(
-            f"{folder} holds rows that other sources made ({', '.join(sorted(map(str, sources)))}; these are "
-            f"{source_hash()}): give another --out, for rows of two versions cannot be divided by each other"
+            f"{folder} holds rows of older versions of {', '.join(sorted(older))}: give another --out, for rows of two "
+            "versions cannot be divided by each other"
         )
-    beside = folder.with_name(f"{folder.name}-{source_hash()}")
-    note(f"{folder} holds rows that other sources made: this sweep goes into {beside}.")
+    finished = is_packed(folder) or any(slug(row.device) != slug(device) for row in rows)
+    if given or not (older or finished):
+        return folder
+    beside = folder.with_name(f"{folder.name}-kernels-{registry.kernel_versions()}")
+    holds = f"older versions of {', '.join(sorted(older))}" if older else "a finished sweep"
+    note(f"{folder} holds rows of {holds}: this sweep goes into {beside}.")
     return beside
 
 

@@ -171,7 +171,10 @@ def _measured(drawing: _Drawing, machine: Machine, rules: Rules) -> dict[PaperFi
     from tflabench.selection.comparisons import comparisons
 
     printer, fleet = ProgressPrinter(), Fleet.one(machine)
-    folders = {figure: folder_for(drawing.folder(figure, machine), False, printer.note) for figure in drawing.parts}
+    folders = {
+        figure: folder_for(drawing.folder(figure, machine), machine.name, False, printer.note)
+        for figure in drawing.parts
+    }
     measured = {}
     with fleet.stations(rules) as stations:  # one for all, which the drawing does not keep waiting
         for figure, points in drawing.parts.items():

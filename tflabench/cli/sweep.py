@@ -158,7 +158,7 @@ def _print_dry_run(request: Request, devices: Devices, out: Path | None, timeout
     target, slug = _target(devices)
     selection = request.select(target.kind)
     folder = out or Path("results") / slug / selection.preset.name
-    folder = folder_for(folder, out is not None, stderr().print) if ending.resume else folder
+    folder = folder_for(folder, target.name, out is not None, stderr().print) if ending.resume else folder
     stored = rows_by_point(folder) if ending.resume else {}
     print_selection(
         selection.comparisons, target, folder, stored, selection.protocol, timeout_s, full=ending.full, json=ending.json

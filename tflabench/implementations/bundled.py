@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from tflabench.kernels.state import State
 
 # Of each family of kernels (docs/decisions/README.md counts them): raised when its bits or times change.
-FUSED_VERSION, TRITON_VERSION, GLA_VERSION, STEP_VERSION, REFERENCE_VERSION = 26, 5, 1, 1, 1
+VERSIONS = {"fused": 26, "triton": 5, "gla": 1, "step": 1, "reference": 1}
 CPU_CHUNK_SIZE = 64  # of the reference where the problem leaves it open: fastest on CPUs up to head dimensions of 256
 
 
@@ -301,7 +301,7 @@ def _reference(form: Formulation, gate: GateName) -> Implementation:
         groups=True,
         formulation=form,
         chunked=chunkwise,
-        version=REFERENCE_VERSION,
+        version=VERSIONS["reference"],
     )
 
 
@@ -319,7 +319,7 @@ def _tfla(kernels: str, gate: GateName) -> Implementation:
         chunked=True,
         cost=partial(tfla_cost, gate),
         package="triton",
-        version=TRITON_VERSION,
+        version=VERSIONS["triton"],
         compiles=True,
         majors=tiling.MAJORS,
         shared_bytes=tfla_shared_bytes,
@@ -341,7 +341,7 @@ def _hopper(gate: GateName) -> Implementation:
         formulation="fused",
         chunked=True,
         package="triton",
-        version=FUSED_VERSION,
+        version=VERSIONS["fused"],
         compiles=True,
         majors=hopper_shapes.MAJORS,
         shared_bytes=hopper_shared_bytes,
@@ -360,7 +360,7 @@ def _step(gate: GateName) -> Implementation:
         gate=gate,
         groups=True,
         formulation="recurrent",
-        version=STEP_VERSION,
+        version=VERSIONS["step"],
         compiles=True,
     )
 
@@ -370,22 +370,22 @@ def _step(gate: GateName) -> Implementation:
 SCALAR = {
     "hopper": Variant(
         "hopper_{}", "fused for Hopper", refuse_hopper, fused_cost,
-        majors=hopper_shapes.MAJORS, shared_bytes=hopper_shared_bytes, algorithm="fused", version=FUSED_VERSION,
+        majors=hopper_shapes.MAJORS, shared_bytes=hopper_shared_bytes, algorithm="fused", version=VERSIONS["fused"],
     ),
     "tfla_xl": Variant(
         "tfla_{}_xl", "TFLA xl_chunk", partial(refuse_tfla, False), recurrence_cost,
-        majors=tiling.MAJORS, shared_bytes=tfla_shared_bytes, algorithm="tfla", version=TRITON_VERSION,
+        majors=tiling.MAJORS, shared_bytes=tfla_shared_bytes, algorithm="tfla", version=VERSIONS["triton"],
     ),
-    "reference": replace(REFERENCE, version=REFERENCE_VERSION, cost=recurrence_cost),
+    "reference": replace(REFERENCE, version=VERSIONS["reference"], cost=recurrence_cost),
 }  # fmt: skip
 CHANNEL_GATES = {
     "tfla": Variant(
         "tfla_{}_xl", "TFLA xl_chunk", refuse_gla, partial(counted_cost, usual=gla_chunk_size),
         majors=tiling.MAJORS, shared_bytes=gla_shared_bytes, workspace_bytes=gla_workspace_bytes,
-        usual_chunk_size=gla_chunk_size, version=GLA_VERSION,
+        usual_chunk_size=gla_chunk_size, version=VERSIONS["gla"],
     ),
     "reference": replace(
-        REFERENCE, version=REFERENCE_VERSION, cost=partial(counted_cost, usual=gla_reference_chunk_size)
+        REFERENCE, version=VERSIONS["reference"], cost=partial(counted_cost, usual=gla_reference_chunk_size)
     ),
 }  # fmt: skip
 RECURRENCES = (
@@ -420,7 +420,7 @@ def _recurrence_step(op: Recurrence) -> Implementation:
         build=partial(build_recurrence_step, op),
         refuses=refuse_sequence,
         formulation="recurrent",
-        version=STEP_VERSION,
+        version=VERSIONS["step"],
         compiles=True,
         operation=op.name,
         groups=not op.shared,

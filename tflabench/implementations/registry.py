@@ -106,6 +106,13 @@ def is_current(name: str, kernel_version: int | None) -> bool:
     return version is None or version == kernel_version
 
 
+def kernel_versions() -> str:
+    """Return the versions of this project's kernels, family by family, in a form that names a folder: "26.5.1.1.1"."""
+    from tflabench.implementations.bundled import VERSIONS
+
+    return ".".join(map(str, VERSIONS.values()))
+
+
 def plugged() -> tuple[Implementation, ...]:
     """Return the implementations from outside: of entry points of installed packages, and of `plug_in`."""
     return (*_installed(), *_plugged)
