@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tflabench.cli.common import app
-from tflabench.cli.common.console import emit, progress_bar, stderr
+from tflabench.cli.common.console import emit, stderr
 from tflabench.cli.common.options import HOW, Axes, Device, Impl, Json, MemoryLimit, Plugin, Preset, Timeout
 from tflabench.cli.common.paths import folder_to_write, out_folder
 from tflabench.problem import parse_bytes
@@ -40,6 +40,8 @@ def verify(
     json_: Json = False,
 ) -> None:
     """Compare forward and every gradient with float64; exit code 1 where one is too far off."""
+    from rich.progress import track
+
     from tflabench.bench.machine import detect, environment
     from tflabench.bench.sweep import require_runnable
     from tflabench.bench.verifier import Verifier
@@ -67,8 +69,8 @@ def verify(
     with one_worker(machine.kind, plugin or (), limit) as workers:
         verifier = Verifier(machine, workers, verify_seconds, timeout)
         try:
-            with progress_bar(note) as bar:
-                results.extend(verifier.verify(point) for point in bar.track(points))
+            bar = track(points, "", console=note, transient=True)
+            results.extend(verifier.verify(point) for point in bar)
             facts = workers.facts()
         except KeyboardInterrupt:
             interrupted = True

@@ -1,4 +1,4 @@
-"""Means of printing for all commands: consoles, results as text or JSON, a progress bar."""
+"""Means of printing for all commands: consoles, results as text or JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
-    from rich.progress import Progress
     from rich.table import Table
 
 PASS_NAMES = {"fw": "forward", "fwbw": "forward and backward", "decode": "decode"}  # in titles
@@ -69,14 +68,6 @@ def filled_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table
     for row in rows:
         table.add_row(*row)
     return table
-
-
-def progress_bar(note: Console) -> Progress:
-    """Return a progress bar that shows the time left and disappears at the end."""
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-
-    columns = (BarColumn(), TaskProgressColumn(), TextColumn("time left"), TimeRemainingColumn())
-    return Progress(*columns, console=note, transient=True)
 
 
 def print_json(value: Any) -> None:
