@@ -37,13 +37,6 @@ class ProgressPrinter(Listener):
         self._console = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
         self._watched = self._console.file.isatty() and self._console.is_interactive
         self._progress: sweep.Progress | None = None  # the thread that draws reads it
-        columns = (BarColumn(), TaskProgressColumn(), TextColumn("time left"), TimeRemainingColumn())
-        self._bar = Progress(*columns, console=self._console, transient=True)
-        self._shown: Live | Progress = self._bar
-        if self._watched:
-            self._shown = Live(
-                console=self._console, refresh_per_second=REFRESH_HZ, transient=True, get_renderable=self._table
-            )
         self._seconds: Mapping[str, float] = {}
         self._sizes: dict[str, int] = {}  # of the comparison of each point
         self._closing: dict[str | None, list[Row]] = {}  # final rows of comparisons of which not all are
@@ -55,6 +48,13 @@ class ProgressPrinter(Listener):
 
     def begin(self, tasks: Sequence[Task], seconds: Mapping[str, float], fleet: Fleet, protocol: Protocol) -> None:
         """Start the bar, and on a terminal the table."""
+        columns = (BarColumn(), TaskProgressColumn(), TextColumn("time left"), TimeRemainingColumn())
+        self._bar = Progress(*columns, console=self._console, transient=True)
+        self._shown: Live | Progress = self._bar
+        if self._watched:
+            self._shown = Live(
+                console=self._console, refresh_per_second=REFRESH_HZ, transient=True, get_renderable=self._table
+            )
         self._several, self._protocol = bool(fleet.words), protocol
         self._seconds = {point: each / fleet.count for point, each in seconds.items()}
         self._sizes = {point.id: len(task.comparison.points) for task in tasks for point in task.comparison.points}
@@ -65,7 +65,6 @@ class ProgressPrinter(Listener):
     def end(self) -> None:
         """Take the bar and the table away."""
         self._shown.stop()
-        self._bar.remove_task(self._task)
         self._progress = None
 
     def progress(self, progress: sweep.Progress) -> None:
