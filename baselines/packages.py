@@ -20,23 +20,23 @@ if TYPE_CHECKING:
 EINOPS = {"einops": "pip install einops"}
 
 
-def import_inner(module: str, **known: object) -> ModuleType:
+def import_inner(module: str, **names: object) -> ModuleType:
     """Return a module deep in a library without running the packages around it (fla's import transformers, in seconds).
 
-    A package around it that nobody has imported yet is nothing but its folder and the names `known`; its own code runs
+    A package around it that nobody has imported yet is nothing but its folder and `names`; its own code runs
     when somebody asks it for another name.
     """
     *packages, _ = accumulate(module.split("."), "{}.{}".format)
     for name in packages:
         if name not in sys.modules:
-            sys.modules[name] = _bare(name, known)
-            around, _, own = name.rpartition(".")
+            sys.modules[name] = _bare(name, names)
+            around, _, last = name.rpartition(".")
             if around:
-                setattr(sys.modules[around], own, sys.modules[name])
+                setattr(sys.modules[around], last, sys.modules[name])
     return importlib.import_module(module)
 
 
-def _bare(name: str, known: Mapping[str, object]) -> ModuleType:
+def _bare(name: str, names: Mapping[str, object]) -> ModuleType:
     spec = importlib.util.find_spec(name)
     if spec is None or spec.loader is None or spec.submodule_search_locations is None:
         raise ModuleNotFoundError(f"no package is called {name}", name=name)
@@ -49,7 +49,7 @@ def _bare(name: str, known: Mapping[str, object]) -> ModuleType:
         loader.exec_module(package)
         return getattr(package, attribute)
 
-    package.__dict__.update(known, __getattr__=ask)
+    package.__dict__.update(names, __getattr__=ask)
     return package
 
 

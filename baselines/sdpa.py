@@ -83,10 +83,11 @@ def _require_usable(backend: str, q: Tensor, k: Tensor, v: Tensor) -> None:
         "EFFICIENT_ATTENTION": cuda.can_use_efficient_attention,
     }[backend]
     params = cuda.SDPAParams(q, k, v, None, 0.0, True, False)
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as reasons:
         warnings.simplefilter("always")
         if not usable(params, debug=True):
-            raise Unsupported(f"torch refuses: {' '.join(str(said[-1].message).split())[:300] if said else backend}")
+            reason = " ".join(str(reasons[-1].message).split())[:300] if reasons else backend
+            raise Unsupported(f"torch refuses: {reason}")
 
 
 def refuses(backend: str | None, problem: Problem, device: str) -> str | None:

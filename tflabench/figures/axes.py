@@ -75,12 +75,12 @@ def upwards(label: str, values: Iterable[float], room: float = 0.0) -> Axis:
 
     It starts at zero where all values lie within a factor of eight, else it is logarithmic.
     """
-    known = [value for value in values if math.isfinite(value) and value > 0]
-    if not known:
+    positive = [value for value in values if math.isfinite(value) and value > 0]
+    if not positive:
         return Axis(label, "linear", (0.0, 1.0), ((0.0, ""),))
-    if max(known) > 8 * min(known):
-        return logarithmic(label, *known, room=room)
-    high = max(known) / (1 - MARGIN - room)
+    if max(positive) > 8 * min(positive):
+        return logarithmic(label, *positive, room=room)
+    high = max(positive) / (1 - MARGIN - room)
     return Axis(label, "linear", (0.0, high), linear_ticks(0.0, high))
 
 
@@ -103,13 +103,13 @@ def around(label: str, *values: float) -> Axis:
 
 def held(items: Iterable[Item]) -> list[float]:
     """Return what a y axis must hold: the values of curves, of their whiskers, and of bands."""
-    found: list[float] = []
+    numbers: list[float] = []
     for item in items:
         if isinstance(item, Curve):
-            found.extend(chain(item.y, *(item.spread or ())))
+            numbers.extend(chain(item.y, *(item.spread or ())))
         elif isinstance(item, Band):
-            found += [*item.lower, *item.upper]
-    return found
+            numbers += [*item.lower, *item.upper]
+    return numbers
 
 
 def linear(label: str, low: float, high: float) -> Axis:
@@ -132,10 +132,10 @@ def log_ticks(low: float, high: float) -> Ticks:
     subs = (1.0,) if span > 3 else (1.0, 3.0) if span > 1.8 else (1.0, 2.0, 5.0)
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     stride = math.ceil(span / MOST_TICKS)
-    found = [sub * 10.0**n for n in decades if n % stride == 0 for sub in subs if low <= sub * 10.0**n <= high]
-    if len(found) < 2:
+    places = [sub * 10.0**n for n in decades if n % stride == 0 for sub in subs if low <= sub * 10.0**n <= high]
+    if len(places) < 2:
         return linear_ticks(low, high, 4)
-    return tuple((value, f"{value:,.6g}" if 1e-4 <= value < 1e5 else f"{value:.0e}") for value in found)
+    return tuple((value, f"{value:,.6g}" if 1e-4 <= value < 1e5 else f"{value:.0e}") for value in places)
 
 
 def _label(part: Slice) -> str:

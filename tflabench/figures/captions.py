@@ -93,11 +93,12 @@ def provenance(rows: Rows, runs: Mapping[str, Any]) -> str:
         if versions := sorted({run["packages"][package] for run in described if package in run.get("packages", {})}):
             words.append(f"{package} {', '.join(versions)}")
     measured = rows[rows["status"].isin(["ok", "wrong"]) & ~rows["package"].isin(["torch", "triton"])]
-    for package, own in measured.dropna(subset="package_version").groupby("package"):
-        words.append(f"{package} {', '.join(sorted(set(own['package_version'])))}")
+    for package, group in measured.dropna(subset="package_version").groupby("package"):
+        words.append(f"{package} {', '.join(sorted(set(group['package_version'])))}")
     # A commit's first digits: the whole of them is beside the rows, in environment.json.
     commits = sorted({(run["tflabench"], run["commit"][:12]) for run in described if run.get("commit")})
-    ours = [f"{version} ({', '.join(commit for _, commit in own)})" for version, own in groupby(commits, itemgetter(0))]
+    versions = groupby(commits, itemgetter(0))
+    ours = [f"{version} ({', '.join(commit for _, commit in group)})" for version, group in versions]
     if ours:
         words.append(f"tflabench {', '.join(ours)}")
     return " · ".join(words)

@@ -86,11 +86,11 @@ def draw(stem: str, source: Source, part: Slice, quantity: Quantity, theory: boo
     single = part.axis == "seq_len" and part.rows["seq_len"].nunique() == 1
     panels, heads = [], []
     for pass_, rows in by_pass(part.rows).items():
-        found = finding(rows, quantity, None if single else part.axis)
-        heads.append(title(found, pass_, device_name(rows)))
-        words = f"{PASSES[pass_]}: {found.subject} {found.words}" if found.words else PASSES[pass_]
-        own = {} if single else columns_of(rows, part.axis)
-        panels.append(ranking(chart, rows, words) if single else over_axis(chart, own, words))
+        result = finding(rows, quantity, None if single else part.axis)
+        heads.append(title(result, pass_, device_name(rows)))
+        words = f"{PASSES[pass_]}: {result.subject} {result.words}" if result.words else PASSES[pass_]
+        columns = {} if single else columns_of(rows, part.axis)
+        panels.append(ranking(chart, rows, words) if single else over_axis(chart, columns, words))
     whole = f"{quantity.name}{'' if single else f' over {_axis_name(part)}'}, {device_name(part.rows)}"
     if len(panels) == 1:
         panels = [Panel("", panels[0].x, panels[0].y, panels[0].items, panels[0].empty)]
@@ -113,23 +113,23 @@ def over(axis: str, quantity: str, stem: str, source: Source, rows: Rows, theory
         yield draw(f"{stem}-{part.stem}", source, part, QUANTITIES[quantity], theory)
 
 
-def over_axis(chart: Chart, own: dict[str, Columns], words: str) -> Panel:
+def over_axis(chart: Chart, columns: dict[str, Columns], words: str) -> Panel:
     """Return a panel over the swept axis: context behind, the band of theory, highlighted lines, crosses on top.
 
-    `own`: as `columns_of` gives them, of one pass.
+    `columns`: as `columns_of` gives them, of one pass.
     """
     x = swept(chart.part)
-    behind = [name for name in chart.looks if name in own and name not in chart.names]
-    context = [line for name in behind for line in curve(chart, x, own[name], name)]
-    items: list[Item] = [*_band(chart, x, own[chart.leader])] if chart.theory and chart.leader in own else []
+    behind = [name for name in chart.looks if name in columns and name not in chart.names]
+    context = [line for name in behind for line in curve(chart, x, columns[name], name)]
+    items: list[Item] = [*_band(chart, x, columns[chart.leader])] if chart.theory and chart.leader in columns else []
     for name in chart.names[::-1]:
-        items += curve(chart, x, own[name], name) if name in own else []
-    crosses = _crosses(chart, x, own)
+        items += curve(chart, x, columns[name], name) if name in columns else []
+    crosses = _crosses(chart, x, columns)
     levels = max((cross.level + 1 for cross in crosses), default=0)
-    known = [value for value in held(items) if value > 0]
-    low, high = (min(known) / 4, 4 * max(known)) if known else (0.0, np.inf)  # more of the context is not shown
-    known += [value for value in held(context) if low < value < high]
-    y = upwards(chart.label, known, room=0.03 + min(0.2, CROSS_LEVEL * levels))
+    shown = [value for value in held(items) if value > 0]
+    low, high = (min(shown) / 4, 4 * max(shown)) if shown else (0.0, np.inf)  # more of the context is not shown
+    shown += [value for value in held(context) if low < value < high]
+    y = upwards(chart.label, shown, room=0.03 + min(0.2, CROSS_LEVEL * levels))
     measured = any(isinstance(item, Curve) for item in (*context, *items))
     return Panel(words, x.axis, y, (*context, *items, *crosses), "" if measured else "no point was measured")
 
@@ -140,65 +140,65 @@ def columns_of(rows: Rows, axis: str) -> dict[str, Columns]:
     table = {name: ordered[name].to_numpy() for name in ordered}
     table |= {"index": ordered.index.to_numpy(), "known": ordered[axis].notna().to_numpy()}
     places = ordered.groupby("implementation").indices
-    return {name: {column: values[own] for column, values in table.items()} for name, own in places.items()}
+    return {name: {column: values[at] for column, values in table.items()} for name, at in places.items()}
 
 
-def kept(own: Columns, where: np.ndarray) -> Columns:
+def kept(line: Columns, mask: np.ndarray) -> Columns:
     """Return the columns of some of the rows."""
-    return own if where.all() else {name: values[where] for name, values in own.items()}
+    return line if mask.all() else {name: values[mask] for name, values in line.items()}
 
 
-def curve(chart: Chart, x: Swept, own: Columns, name: str) -> list[Curve]:
+def curve(chart: Chart, x: Swept, line: Columns, name: str) -> list[Curve]:
     """Return the line of one implementation, broken where nothing was measured; none where nothing was."""
     quantity, look, lit = chart.quantity, chart.looks[name], name in chart.names
     axis = chart.part.axis
-    drawn = own["timed"] & np.isfinite(own[quantity.column])
+    drawn = line["timed"] & np.isfinite(line[quantity.column])
     if not drawn.any():
         return []
     label, ink = (look.title, look.ink) if lit else ("", BACKGROUND)
     role = "highlight" if lit else "context"
-    if not own["known"].any():  # the axis means nothing to it (a chunk size to attention): one level for all
-        done = kept(own, drawn)
+    if not line["known"].any():  # the axis means nothing to it (a chunk size to attention): one level for all
+        done = kept(line, drawn)
         level = float(np.median(done[quantity.column]) / chart.size)
         ends = np.array(x.axis.limits)
         same = [int(done["index"][0])] * 2
         return [Curve(label, ends, [level] * 2, Ink(ink.colour, "", ink.dash), role, rows=same, name=name)]
-    own = kept(own | {"drawn": drawn}, own["known"])
-    y = np.where(own["drawn"], own[quantity.column], np.nan) / chart.size
+    line = kept(line | {"drawn": drawn}, line["known"])
+    y = np.where(line["drawn"], line[quantity.column], np.nan) / chart.size
     spread = None
     if quantity.spread and lit:
-        low, high = (own[column] / chart.size for column in quantity.spread)
+        low, high = (line[column] / chart.size for column in quantity.spread)
         spread = (np.where(np.isnan(y), np.nan, low), np.where(np.isnan(y), np.nan, high))
     return [
         Curve(
-            label, x.position(own[axis]), y, ink, role,
+            label, x.position(line[axis]), y, ink, role,
             joined=axis != "dtype",  # nothing lies between two data types
             spread=spread,
-            hollow=flagged(own, quantity).tolist() if lit else (),
-            rows=own["index"].tolist(),
+            hollow=flagged(line, quantity).tolist() if lit else (),
+            rows=line["index"].tolist(),
             name=name,
         )
     ]  # fmt: skip
 
 
-def _band(chart: Chart, x: Swept, own: Columns) -> list[Band]:
-    low, high = (own[column] / chart.size for column in chart.quantity.theory or ())
-    known = own["known"] & ~np.isnan(low) & ~np.isnan(high)
-    if not known.any() or chart.part.axis == "dtype":
+def _band(chart: Chart, x: Swept, line: Columns) -> list[Band]:
+    low, high = (line[column] / chart.size for column in chart.quantity.theory or ())
+    finite = line["known"] & ~np.isnan(low) & ~np.isnan(high)
+    if not finite.any() or chart.part.axis == "dtype":
         return []
     colour = chart.looks[str(chart.leader)].ink.colour
-    return [Band(x.position(own[chart.part.axis][known]), low[known], high[known], colour)]
+    return [Band(x.position(line[chart.part.axis][finite]), low[finite], high[finite], colour)]
 
 
-def _crosses(chart: Chart, x: Swept, own: dict[str, Columns]) -> list[Cross]:
+def _crosses(chart: Chart, x: Swept, columns: dict[str, Columns]) -> list[Cross]:
     """Return a cross for each point of a highlighted implementation that was asked for and not measured."""
-    found: list[Cross] = []
-    for name in filter(own.__contains__, chart.names):
-        failed = kept(own[name], own[name]["known"] & ~own[name]["timed"])
+    crosses: list[Cross] = []
+    for name in filter(columns.__contains__, chart.names):
+        failed = kept(columns[name], columns[name]["known"] & ~columns[name]["timed"])
         for place, index in zip(x.position(failed[chart.part.axis]), failed["index"], strict=True):
-            level = sum(other.x == place for other in found)
-            found.append(Cross(float(place), chart.looks[name].ink, int(index), level))
-    return found
+            level = sum(cross.x == place for cross in crosses)
+            crosses.append(Cross(float(place), chart.looks[name].ink, int(index), level))
+    return crosses
 
 
 def ranking(chart: Chart, rows: Rows, words: str) -> Panel:
@@ -207,35 +207,36 @@ def ranking(chart: Chart, rows: Rows, words: str) -> Panel:
     What was not measured has its status in place of the bar.
     """
     column = chart.quantity.column
-    known = rows["timed"] & np.isfinite(rows[column])
-    ordered = rows.assign(value=rows[column].where(known)).sort_values("value", na_position="last")
+    measured = rows["timed"] & np.isfinite(rows[column])
+    ordered = rows.assign(value=rows[column].where(measured)).sort_values("value", na_position="last")
     shows = chart.quantity == RUNTIME
     bars: list[tuple[Any, ...]] = []
     for index, row in ordered.iterrows():
         look = chart.looks[row["implementation"]]
         value = row["value"] / chart.size
         percent = f" ({row['percent_of_bound']:.0f}%)" if shows and pd.notna(row["percent_of_bound"]) else ""
-        said = row["status"] if pd.isna(value) else f"{value:.3g}{percent}"
+        value_words = row["status"] if pd.isna(value) else f"{value:.3g}{percent}"
         bounds = tuple(row[list(chart.quantity.theory or ())] / chart.size) if chart.theory else None
         colour = look.ink.colour if row["implementation"] in chart.names else GREY
-        bars.append((legend_name(look, row["implementation"], rows), float(value), said, colour, bounds, int(index)))
+        label = legend_name(look, row["implementation"], rows)
+        bars.append((label, float(value), value_words, colour, bounds, int(index)))
     most = max([value for bar in bars for value in (bar[1], *(bar[4] or ())) if value > 0] or [1.0])
-    names, values, said, colours, ranges, indices = zip(*bars, strict=True)
-    items = (Bars(names, values, said, colours, ranges if chart.theory else (), indices),)
-    empty = "" if known.any() else "no point was measured"
+    names, values, value_words, colours, ranges, indices = zip(*bars, strict=True)
+    items = (Bars(names, values, value_words, colours, ranges if chart.theory else (), indices),)
+    empty = "" if measured.any() else "no point was measured"
     return Panel(words, linear(chart.label, 0.0, most * (1.35 if shows else 1.2)), labels(names), items, empty)
 
 
 def keys(chart: Chart, panels: Sequence[Panel]) -> tuple[Key, ...]:
     """Return the legend of what panels show: whose bounds the band is, and what hollow points and crosses are."""
-    rows, found = chart.part.rows, []
+    rows, entries = chart.part.rows, []
     if chart.leader and _has_bounds(panels):
         look = chart.looks[chart.leader]
-        found.append(Key(f"bounds of {look.title}", Ink(look.ink.colour), "area"))
+        entries.append(Key(f"bounds of {look.title}", Ink(look.ink.colour), "area"))
     hollow = any(isinstance(item, Curve) and any(item.hollow) for panel in panels for item in panel.items)
     if hollow and (why := flags(rows[rows["implementation"].isin(chart.names)], chart.quantity)):
-        found.append(Key(" or ".join(why), Ink(DARK_GREY, "circle"), "hollow"))
-    return (*found, *key_of_crosses(panels))
+        entries.append(Key(" or ".join(why), Ink(DARK_GREY, "circle"), "hollow"))
+    return (*entries, *key_of_crosses(panels))
 
 
 def key_of_crosses(panels: Sequence[Panel]) -> tuple[Key, ...]:
@@ -247,16 +248,16 @@ def key_of_crosses(panels: Sequence[Panel]) -> tuple[Key, ...]:
 def _has_bounds(panels: Sequence[Panel]) -> bool:
     """Return whether a panel has a band of theory, or bars with bounds behind them."""
     items = [item for panel in panels for item in panel.items]
-    known = (np.isfinite(bounds).all() for item in items if isinstance(item, Bars) for bounds in item.ranges if bounds)
-    return any(isinstance(item, Band) for item in items) or any(known)
+    finite = (np.isfinite(bounds).all() for item in items if isinstance(item, Bars) for bounds in item.ranges if bounds)
+    return any(isinstance(item, Band) for item in items) or any(finite)
 
 
 def notes(chart: Chart, source: Source, panels: Sequence[Panel], single: bool = False) -> Iterator[str]:
     """Yield the lines of the caption file of these panels."""
     rows = chart.part.rows
-    asked = set(rows["implementation"])
+    names = set(rows["implementation"])
     yield "Highlighted: " + ("; ".join(legend_name(chart.looks[n], n, rows) for n in chart.names) or "nothing") + "."
-    grey = [legend_name(look, name, rows) for name, look in chart.looks.items() if name in asked - set(chart.names)]
+    grey = [legend_name(look, name, rows) for name, look in chart.looks.items() if name in names - set(chart.names)]
     if grey:
         yield f"Grey: {'; '.join(grey)}. --highlight NAMES names others."
     shown = owners(chart.looks[name] for name in chart.names)
@@ -276,38 +277,40 @@ def notes(chart: Chart, source: Source, panels: Sequence[Panel], single: bool = 
 
 
 def _setting(part: Slice, single: bool) -> str:
-    said = caption(part.rows, part.axis)
-    return f"T = {int(part.rows['seq_len'].iloc[0])}, {said}" if single else said
+    words = caption(part.rows, part.axis)
+    return f"T = {int(part.rows['seq_len'].iloc[0])}, {words}" if single else words
 
 
 def _axis_name(part: Slice) -> str:
     return AXES[part.axis].partition(" [")[0]
 
 
-def over_memory(charts: Sequence[Chart], own: dict[str, Columns], words: str) -> Panel:
+def over_memory(charts: Sequence[Chart], columns: dict[str, Columns], words: str) -> Panel:
     """Return runtime over peak memory of one pass, with the ends of the fastest line named.
 
     What has no peak memory is left out.
 
     Args:
         charts: of peak memory and of runtime over the axis; what the second highlights is highlighted.
-        own: as `columns_of` gives them.
+        columns: as `columns_of` gives them.
     """
     axis, names, looks = charts[1].part.axis, charts[1].names, charts[1].looks
-    columns = [chart.quantity.column for chart in charts]
-    done = {name: kept(one, one["timed"] & (one[columns[0]] > 0) & (one[columns[1]] > 0)) for name, one in own.items()}
-    done = {name: one for name, one in done.items() if len(one["index"])}
+    memory, runtime = (chart.quantity.column for chart in charts)
+    done = {
+        name: kept(line, line["timed"] & (line[memory] > 0) & (line[runtime] > 0)) for name, line in columns.items()
+    }
+    done = {name: line for name, line in done.items() if len(line["index"])}
     if not done:
         return Panel(words, Axis(charts[0].label), Axis(charts[1].label), (), "no point was measured")
     lines: list[Curve] = []
     notes: list[Mark] = []
     for name in [*(name for name in done if name not in names), *(name for name in names[::-1] if name in done)]:
-        one, lit = done[name], name in names
-        x, y = (one[column] / chart.size for column, chart in zip(columns, charts, strict=True))
+        line, lit = done[name], name in names
+        x, y = (line[chart.quantity.column] / chart.size for chart in charts)
         label, ink = (looks[name].title, looks[name].ink) if lit else ("", BACKGROUND)
-        hollow, role = (flagged(one).tolist(), "highlight") if lit else ((), "context")
-        lines.append(Curve(label, x, y, ink, role, hollow=hollow, rows=one["index"].tolist(), name=name))
-        ends = one[axis][[0, -1]]  # NaN of what has no chunk size
+        hollow, role = (flagged(line).tolist(), "highlight") if lit else ((), "context")
+        lines.append(Curve(label, x, y, ink, role, hollow=hollow, rows=line["index"].tolist(), name=name))
+        ends = line[axis][[0, -1]]  # NaN of what has no chunk size
         if name in names[:1] and axis in SYMBOLS and np.isfinite(ends).all() and ends[0] != ends[1]:
             notes = [Mark(x[n], y[n], f"{SYMBOLS[axis]} = {compact(ends[n])}") for n in (0, -1)]
     x_axis, y_axis = (
@@ -345,10 +348,10 @@ def tradeoff(stem: str, source: Source, part: Slice, name: str) -> Figure:
             ring = Mark(least[part.axis], least["ms_median"] / charts[0].size, "", look.ink.colour, ring=True)
             panels[-2] = replace(panels[-2], items=(*panels[-2].items, ring))
             best.append(f"L\u00a0=\u00a0{ring.x:.0f} {PASSES[pass_]}")
-    found = f": fastest at {', '.join(best)}" if best else ""
+    where = f": fastest at {', '.join(best)}" if best else ""
     return Figure(
         stem=stem,
-        title=f"{look.title}, {device_name(part.rows)}{found}",
+        title=f"{look.title}, {device_name(part.rows)}{where}",
         setting=caption(part.rows, part.axis),
         panels=tuple(panels),
         columns=2,

@@ -61,21 +61,21 @@ def split(rows: Rows, axis: str) -> list[Slice]:
     rows = _of_curves(rows, axis)
     if axis == "chunk_size":  # an L that was asked for and also chosen is one point here
         rows = rows.drop_duplicates(["implementation", "pass", *AXES], keep="last")
-        others = [column for column in AXES if column != axis]
+        columns = [column for column in AXES if column != axis]
     else:
-        others = [*(column for column in AXES if column not in (axis, "chunk_size")), "chunk_asked"]
-    spread = rows.groupby(["implementation", "pass", axis], dropna=False)[others].nunique().max()
-    split = [column for column in others if spread[column] > 1]
+        columns = [*(column for column in AXES if column not in (axis, "chunk_size")), "chunk_asked"]
+    spread = rows.groupby(["implementation", "pass", axis], dropna=False)[columns].nunique().max()
+    split = [column for column in columns if spread[column] > 1]
     if not split:
         return [Slice(axis, {}, rows)]
     owned = rows[rows[split].notna().all(axis=1)]
     values = owned.groupby([*split, "implementation", "pass"])[axis].nunique()
-    found, longest = [], values.groupby(split).max().reset_index()  # the most values that one implementation has
+    parts, longest = [], values.groupby(split).max().reset_index()  # the most values that one implementation has
     for setting in longest[split].to_dict("records"):
         match = [(rows[column] == value) | rows[column].isna() for column, value in setting.items()]
-        found.append(Slice(axis, {str(c): value for c, value in setting.items()}, rows[np.logical_and.reduce(match)]))
-    curves = [part for part, values in zip(found, longest[axis], strict=True) if values > 1]
-    return _shortest_settings(curves or found)
+        parts.append(Slice(axis, {str(c): value for c, value in setting.items()}, rows[np.logical_and.reduce(match)]))
+    curves = [part for part, values in zip(parts, longest[axis], strict=True) if values > 1]
+    return _shortest_settings(curves or parts)
 
 
 def _of_curves(rows: Rows, axis: str) -> Rows:

@@ -59,9 +59,9 @@ def _row(experiment: Experiment, rows: Sequence[Gains], row: Gains, eps: float) 
     x = linear("forget gate f~", experiment.forget_gates[0], experiment.forget_gates[-1])
     y = linear("input gate i~", experiment.input_gates[0], experiment.input_gates[-1])
     grid = (np.array(experiment.forget_gates), np.array(experiment.input_gates))
-    low, high = _decades([own.before for own in rows])
+    low, high = _decades([other.before for other in rows])
     before = HeatMap(*grid, np.maximum(row.before, LEAST), low, high, "log", "gain")
-    most = math.ceil(10 * max(gain.max() for own in rows for gain in own.after.values())) / 10
+    most = math.ceil(10 * max(gain.max() for other in rows for gain in other.after.values())) / 10
     after = HeatMap(*grid, row.after[eps], 0.0, most, label="gain")
     yield Panel(f"mLSTM{row.gate}, n = {row.normalizer.name}", x, y, (before,))
     bare = Axis("", "linear", y.limits, tuple((value, "") for value, _ in y.ticks))
@@ -71,9 +71,9 @@ def _row(experiment: Experiment, rows: Sequence[Gains], row: Gains, eps: float) 
 def _half_gains(experiment: Experiment, row: Gains) -> Iterator[Curve]:
     """Yield for each eps the input gate of half the largest gain over the forget gate; nothing where all is above."""
     for eps, ink in _lines(list(row.after)).items():
-        found = [half_gain(experiment.input_gates, column) for column in row.after[eps].T]
-        if any(value is not None for value in found):
-            y = [math.nan if value is None else value for value in found]
+        halves = [half_gain(experiment.input_gates, column) for column in row.after[eps].T]
+        if any(value is not None for value in halves):
+            y = [math.nan if value is None else value for value in halves]
             yield Curve("", experiment.forget_gates, y, ink, "theory")
 
 

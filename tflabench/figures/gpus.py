@@ -49,11 +49,11 @@ class Roof(NamedTuple):
 
 def roofs(gpus: Sequence[Gpu]) -> list[Roof]:
     """Return the roof of each GPU, named by rate and bandwidth; GPUs of one name have lines of their own."""
-    others, found = cycle(OTHERS), {}
+    inks, by_name = cycle(OTHERS), {}
     for gpu in gpus:
-        name = short(gpu) if short(gpu) not in found else gpu.name
-        found[name] = Roof(gpu.ceilings, roof_name(name, gpu.ceilings), INKS.get(name) or next(others))
-    return list(found.values())
+        name = short(gpu) if short(gpu) not in by_name else gpu.name
+        by_name[name] = Roof(gpu.ceilings, roof_name(name, gpu.ceilings), INKS.get(name) or next(inks))
+    return list(by_name.values())
 
 
 def under(
@@ -69,7 +69,7 @@ def under(
         unit: name and size in FLOP/s, as RATES has them.
         words: what intensities and rates are called.
     """
-    marks = [*sizes.values(), *(roof.ceilings.intensity for roof in roofs), *(x for own in points for x in own.x)]
+    marks = [*sizes.values(), *(roof.ceilings.intensity for roof in roofs), *(x for curve in points for x in curve.x)]
     x = logarithmic(f"{words[0]} [FLOP/byte]", min(marks or [1.0]) / 1.5, max(marks or [1.0]) * 1.5)
     assert x.limits
     lines = []

@@ -46,8 +46,8 @@ def looks(rows: Rows) -> dict[str, Look]:
     Markers and dashes follow from the place among all registered implementations of the same owner, so that an
     implementation looks the same in every results folder. Fused kernels come first: their lines are solid.
     """
-    known = {impl.name: impl for impl in implementations()}
-    ordered = sorted(known.values(), key=lambda impl: not impl.name.startswith("hopper_"))
+    registered = {impl.name: impl for impl in implementations()}
+    ordered = sorted(registered.values(), key=lambda impl: not impl.name.startswith("hopper_"))
     measured = rows.drop_duplicates("implementation").set_index("implementation").sort_index()
     facts = {impl.name: (impl.title, impl.gate) for impl in ordered}
     facts |= {
@@ -66,7 +66,7 @@ def looks(rows: Rows) -> dict[str, Look]:
         variants[whose, marker] += 1
         if name in measured.index:
             table[name] = Look(title, whose, Ink(COLOURS[whose.colour], marker, dash))
-    order = {name: n for n, name in enumerate(known)}
+    order = {name: n for n, name in enumerate(registered)}
     return dict(sorted(table.items(), key=lambda item: order.get(item[0], len(order))))
 
 

@@ -28,7 +28,7 @@ def draw(advice: Advice, setting: str, notes: Sequence[str]) -> Figure:
         notes: lines of the caption.
     """
     best, considered, allowed = advice.ranked[0], advice.considered, advice.demand.memory_bytes
-    times, sizes = [own.step_s for own in considered], [own.memory_bytes / GIB for own in considered]
+    times, sizes = [choice.step_s for choice in considered], [choice.memory_bytes / GIB for choice in considered]
     unit, size = ("s", 1.0) if min(times) >= 1 else ("ms", 1e-3)
     items: list[Item] = [*_kernels(considered, size), *_notes(best, considered, size)]
     if allowed is not None and allowed / GIB < LOG_FROM * max(sizes):
@@ -60,22 +60,22 @@ def draw(advice: Advice, setting: str, notes: Sequence[str]) -> Figure:
 
 def _kernels(considered: Sequence[Choice], size: float) -> list[Curve]:
     """Return the line of each kernel; those beyond the seven fastest are grey."""
-    inks, found = _inks(), []
+    inks, curves = _inks(), []
     for name, named in ranked((choice.kernel.name, choice.step_s) for choice in considered).items():
-        own = frontier([choice for choice in considered if choice.kernel.name == name])
-        x, y = [choice.memory_bytes / GIB for choice in own], [choice.step_s / size for choice in own]
+        best = frontier([choice for choice in considered if choice.kernel.name == name])
+        x, y = [choice.memory_bytes / GIB for choice in best], [choice.step_s / size for choice in best]
         ink, role = (inks.get(name, Ink(GREY, "circle")), "highlight") if named else (Ink(GREY), "context")
-        found.append(Curve(name if named else "", x, y, ink, role, name=name))
-    return found
+        curves.append(Curve(name if named else "", x, y, ink, role, name=name))
+    return curves
 
 
 def _notes(best: Choice, considered: Sequence[Choice], size: float) -> list[Mark]:
     """Return the ring around the recommended choice, and words at some others on the line of its kernel."""
-    own = [c for c in frontier([c for c in considered if c.kernel == best.kernel]) if c != best]
-    stride = max(1, -(-len(own) // MOST_NOTES))
-    one_batch = len({choice.problem.batch for choice in own}) <= 1
+    others = [c for c in frontier([c for c in considered if c.kernel == best.kernel]) if c != best]
+    stride = max(1, -(-len(others) // MOST_NOTES))
+    one_batch = len({choice.problem.batch for choice in others}) <= 1
     notes = [Mark(best.memory_bytes / GIB, best.step_s / size, "", VERMILION, ring=True)]
-    for choice in own[::stride]:
+    for choice in others[::stride]:
         notes.append(Mark(choice.memory_bytes / GIB, choice.step_s / size, _name(choice, one_batch)))
     return notes
 

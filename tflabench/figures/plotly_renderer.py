@@ -96,15 +96,15 @@ def _bars(bars: Bars) -> list[Trace]:
         "text": [escape(words) for words in bars.words], "textposition": "outside", "cliponaxis": False,
         "customdata": list(bars.rows), "textfont": {"size": 11},
     }  # fmt: skip
-    known = [
+    bounded = [
         (place, ends) for place, ends in zip(places, bars.ranges, strict=False) if ends and np.isfinite(ends).all()
     ]
     behind = common | {
-        "y": [place for place, _ in known], "base": numbers([ends[0] for _, ends in known]),
-        "x": numbers([ends[1] - ends[0] for _, ends in known]), "width": 0.8, "hoverinfo": "skip",
+        "y": [place for place, _ in bounded], "base": numbers([ends[0] for _, ends in bounded]),
+        "x": numbers([ends[1] - ends[0] for _, ends in bounded]), "width": 0.8, "hoverinfo": "skip",
         "marker": {"color": "#9a9a9a", "opacity": 0.35},
     }  # fmt: skip
-    return [behind, drawn] if known else [drawn]
+    return [behind, drawn] if bounded else [drawn]
 
 
 def _cross(cross: Cross) -> list[Trace]:

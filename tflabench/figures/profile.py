@@ -91,8 +91,8 @@ def short(name: str, longest: int = LONGEST_NAME) -> str:
     if not bare.startswith(("aten::", "at::")):
         bare = bare.partition("<")[0].partition("(")[0]
     elif bare.startswith("at::"):
-        told = [word for word in TORCH_KERNEL.findall(bare) if word != "BinaryFunctor"]
-        bare = told[0] if told else bare.partition("<")[0].partition("(")[0].split("::")[-1]
+        computes = [word for word in TORCH_KERNEL.findall(bare) if word != "BinaryFunctor"]
+        bare = computes[0] if computes else bare.partition("<")[0].partition("(")[0].split("::")[-1]
     room = longest - len(number)
     return (bare if len(bare) <= room else bare[: room - 1] + "…") + number
 

@@ -38,10 +38,10 @@ def drawable(rows: Rows) -> Rows:
     rows = rows.astype({name: float for name in numbers if rows[name].dtype not in (bool, "boolean")})
     rows = rows.replace([np.inf, -np.inf], np.nan)
     auto = rows["point"].str.contains("/Lauto/") & rows["chunk_size"].notna()
-    asked = rows["chunk_size"].map(plain, na_action="ignore").astype(object).mask(auto, "auto")
+    chunk_asked = rows["chunk_size"].map(plain, na_action="ignore").astype(object).mask(auto, "auto")
     timed = (rows["status"] == "ok") | ((rows["status"] == "wrong") & rows["ms_median"].notna())
     gate = rows["gate"].astype(object).where(rows["gate"].notna(), None)
-    rows = rows.assign(**flags, timed=timed, gate=gate, chunk_asked=asked)
+    rows = rows.assign(**flags, timed=timed, gate=gate, chunk_asked=chunk_asked)
     return rows.astype(
         {name: object for name in rows.columns if rows[name].dtype not in (float, bool)}
     )  # words: faster
@@ -105,8 +105,8 @@ def flags(rows: Rows, quantity: Quantity) -> list[str]:
 
 
 def _flags(rows: Rows, quantity: Quantity) -> dict[str, pd.Series]:
-    found = {flag: rows[flag] & rows["timed"] for flag in ("noisy", "throttled") if quantity.spread}
-    return found | {"wrong": (rows["status"] == "wrong") & rows["timed"]}
+    flags = {flag: rows[flag] & rows["timed"] for flag in ("noisy", "throttled") if quantity.spread}
+    return flags | {"wrong": (rows["status"] == "wrong") & rows["timed"]}
 
 
 def plain(value: Any) -> str:

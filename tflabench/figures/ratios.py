@@ -92,7 +92,7 @@ def _panels(part: facets.Slice, table: dict[str, Look], threshold: float) -> Ite
     chart = Chart(part, RATIO, "×", 1.0, table, names, False)
     margin = 1 + max(threshold, 0.01)
     band = (Shading("y", 1 / (1 + threshold), 1 + threshold, SAME.colour), Rule("y", 1.0, ink=Ink("#4d4d4d")))
-    for pass_, own in by_pass(part.rows).items():
-        panel = over_axis(chart, columns_of(own, part.axis), f"{PASSES[pass_]}; above 1, B is slower")
+    for pass_, of_pass in by_pass(part.rows).items():
+        panel = over_axis(chart, columns_of(of_pass, part.axis), f"{PASSES[pass_]}; above 1, B is slower")
         y = around(panel.y.label, 1 / margin, margin, *filter(math.isfinite, held(panel.items)))
         yield replace(panel, y=y, items=(*band, *panel.items))

@@ -74,10 +74,10 @@ def stored(points: Sequence[Point], root: Path, name: str) -> Results | None:
     Folders called `name`, that of their sweep, come first: another's may share points. One folder, not several: ratios
     count within what was measured together. It is cut down to these points.
     """
-    asked = {point.id for point in points}
+    ids = {point.id for point in points}
     best, most = None, (False, 0)
     for results in map(read_results, results_folders(root)):
-        rows = tuple(row for row in results.rows if row.point in asked)
+        rows = tuple(row for row in results.rows if row.point in ids)
         measured = sum(row.status == "ok" for row in rows)
         if measured and (rank := (results.folder.name == name, measured)) > most:
             best, most = Results(results.folder, rows, results.runs), rank

@@ -62,29 +62,29 @@ def roof_of(rows: Rows, runs: Mapping[str, Any]) -> Ceilings | None:
     return gpu.ceilings if gpu and dtype in DATASHEET_DTYPES else None
 
 
-def _points(own: Rows, source: Source, names: Sequence[str], size: float) -> Iterator[Curve]:
+def _points(rows: Rows, source: Source, names: Sequence[str], size: float) -> Iterator[Curve]:
     """Yield the points of each implementation: the background first, the best last."""
-    points = {str(name): found for name, found in own.sort_values("rate").groupby("implementation", sort=False)}
+    points = {str(name): group for name, group in rows.sort_values("rate").groupby("implementation", sort=False)}
     inks = inks_of_points(names, source.looks)
     for name in [*(name for name in source.looks if name not in names), *names[::-1]]:
         if name in points:
-            found = points[name]
+            group = points[name]
             look = source.looks[name]
             ink = inks.get(name, Ink(BACKGROUND.colour, "circle"))
             label, role = (look.title, "highlight") if name in names else ("", "context")
-            x, y = found["intensity"].to_numpy(float), found["rate"].to_numpy(float) / size
-            yield Curve(label, x, y, ink, role, joined=False, rows=[int(n) for n in found.index], name=name)
+            x, y = group["intensity"].to_numpy(float), group["rate"].to_numpy(float) / size
+            yield Curve(label, x, y, ink, role, joined=False, rows=[int(n) for n in group.index], name=name)
 
 
 def inks_of_points(names: Sequence[str], looks: Mapping[str, Look]) -> dict[str, Ink]:
     """Return the ink of each implementation where no dashes tell them apart: no marker twice in one colour."""
-    found: dict[str, Ink] = {}
+    inks: dict[str, Ink] = {}
     for name in names:
         ink = looks[name].ink
-        taken = {other.marker for other in found.values() if other.colour == ink.colour}
+        taken = {other.marker for other in inks.values() if other.colour == ink.colour}
         free = [marker for marker in (ink.marker, *MARKERS) if marker not in taken]
-        found[name] = Ink(ink.colour, free[0])
-    return found
+        inks[name] = Ink(ink.colour, free[0])
+    return inks
 
 
 def _notes(rows: Rows, ceilings: Ceilings | None, source: Source) -> Iterator[str]:

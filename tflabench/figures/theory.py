@@ -87,6 +87,7 @@ def roofline(
         looks: of measured implementations, by label.
     """
     points = _points(measured, looks)
+    grey = [curve.name for curve in points if curve.role == "context"]
     sizes = f"L = {min(costs)}" + (f" to {max(costs)}" if len(costs) > 1 else "")
     return Figure(
         stem="roofline",
@@ -97,7 +98,7 @@ def roofline(
             "Upright: the intensity of chunk sizes, where there is room. It meets a roof at the rate of this GPU.",
             "Left of the bend of a roof moving bounds a kernel, right of it computing.",
             *(["Points: modelled FLOPs over measured time."] if points else []),
-            *([f"Grey: {grey}."] if (grey := ", ".join(own.name for own in points if own.role == "context")) else []),
+            *([f"Grey: {', '.join(grey)}."] if grey else []),
             sources(gpus),
         ),
         height=2.4,
@@ -110,8 +111,8 @@ def _points(measured: Sequence[Measured], looks: Mapping[str, Look]) -> list[Cur
     Colours say whose they are; markers tell them apart in this figure.
     """
     points = []
-    for rank, (label, named) in enumerate(ranked((own.label, -own.flops_per_s) for own in measured).items()):
-        x, y = np.array([own[1:] for own in measured if own.label == label]).T
+    for rank, (label, named) in enumerate(ranked((point.label, -point.flops_per_s) for point in measured).items()):
+        x, y = np.array([point[1:] for point in measured if point.label == label]).T
         colour = looks[label].ink.colour if named and label in looks else GREY
         ink = Ink(colour, MARKERS[rank % len(MARKERS)] if named else "circle")
         role = "highlight" if named else "context"

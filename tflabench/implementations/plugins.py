@@ -52,15 +52,15 @@ def installed() -> tuple[Implementation, ...]:
     """
     from importlib.metadata import entry_points  # 20 ms that `--help` need not wait for
 
-    found: list[Implementation] = []
+    added: list[Implementation] = []
     for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):
         try:
             loaded = point.load()
-            found += _checked(getattr(loaded, "IMPLEMENTATIONS", None) if isinstance(loaded, ModuleType) else loaded)
+            added += _checked(getattr(loaded, "IMPLEMENTATIONS", None) if isinstance(loaded, ModuleType) else loaded)
         except (Exception, SystemExit) as error:  # a package that is installed must not stop every command
             reason = str(error) if isinstance(error, _MistakeError) else _said(error)
             warnings.warn(f"entry point {point.value!r} ({GROUP}) cannot be used: {reason}", stacklevel=2)
-    return tuple(found)
+    return tuple(added)
 
 
 class _MistakeError(Exception):
@@ -140,12 +140,12 @@ def _mistakes(impl: Implementation) -> Iterator[str]:
         yield f"name is {name!r}; expected letters, digits, '_', '-' and '.' only"
     if not isinstance(impl.title, str) or not impl.title.strip():
         yield f"title is {impl.title!r}; expected the words of a legend"
-    known: dict[str, tuple[object, ...]] = {
+    choices: dict[str, tuple[object, ...]] = {
         "family": get_args(Family),
         "formulation": get_args(Formulation),
         "gate": ("exp", "sig", None),
     }
-    for field, allowed in known.items():
+    for field, allowed in choices.items():
         if (value := getattr(impl, field)) not in allowed:
             yield f"{field} is {value!r}; expected one of {', '.join(map(str, allowed))}"
     for field in ("build", "refuses"):
@@ -172,11 +172,11 @@ def _guarded(impl: Implementation) -> Implementation:
     def cost(problem: Problem) -> Cost:
         assert impl.cost is not None
         try:
-            found: object = impl.cost(problem)
+            counted: object = impl.cost(problem)
         except Exception as error:
             raise InputError(f"the cost of {impl.name} raised {_said(error)}; expected a Cost") from error
-        if isinstance(found, Cost):
-            return found
-        raise InputError(f"the cost of {impl.name} is {_article(found)}; expected a Cost")
+        if isinstance(counted, Cost):
+            return counted
+        raise InputError(f"the cost of {impl.name} is {_article(counted)}; expected a Cost")
 
     return replace(impl, refuses=refuses, cost=cost if impl.cost else None)

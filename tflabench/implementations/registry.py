@@ -138,11 +138,11 @@ def select(pattern: str) -> tuple[Implementation, ...]:
     Raises:
         InputError: none matches one of them, with the nearest names.
     """
-    known = implementations()
-    for each in split(pattern) or [pattern]:
-        if not any(fnmatchcase(impl.name, each) for impl in known):
-            raise InputError(f"no implementation matches {each!r}; {nearest(each, [impl.name for impl in known])}")
-    return tuple(impl for impl in known if matches(impl, pattern))
+    registered = implementations()
+    for part in split(pattern) or [pattern]:
+        if not any(fnmatchcase(impl.name, part) for impl in registered):
+            raise InputError(f"no implementation matches {part!r}; {nearest(part, [impl.name for impl in registered])}")
+    return tuple(impl for impl in registered if matches(impl, pattern))
 
 
 def plug_in(plugin: str) -> None:
@@ -164,11 +164,11 @@ def plug_in(plugin: str) -> None:
     _by_plugin[plugin] = added
 
 
-def nearest(wanted: str, known: Iterable[str]) -> str:
+def nearest(wanted: str, names: Iterable[str]) -> str:
     """Return the hint that ends an error message about a name that does not exist."""
-    known = list(known)
-    near = difflib.get_close_matches(wanted, known, n=2, cutoff=0.5)
-    return f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
+    names = list(names)
+    near = difflib.get_close_matches(wanted, names, n=2, cutoff=0.5)
+    return f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(names)}"
 
 
 def split(patterns: str) -> list[str]:

@@ -150,16 +150,16 @@ def check_versions(versions: dict[str, tuple[str, ...]], *, force: bool) -> None
         versions: distribution -> versions; "5.17" stands for 5.17.0, 5.17.1, ...
         force: any version will do.
     """
-    for distribution, known in versions.items():
+    for distribution, tried in versions.items():
         try:
             version = metadata.version(distribution)
         except metadata.PackageNotFoundError:
             if force:  # copied without its metadata, maybe: its import will tell
                 continue
             raise IntegrationError(f"the package {distribution} is not installed") from None
-        if not force and not any(version == one or version.startswith(f"{one}.") for one in known):
+        if not force and not any(version == prefix or version.startswith(f"{prefix}.") for prefix in tried):
             raise IntegrationError(
-                f"{distribution} is {version}: it must be {' or '.join(known)}, which were tried, or force=True"
+                f"{distribution} is {version}: it must be {' or '.join(tried)}, which were tried, or force=True"
             )
 
 
@@ -214,13 +214,13 @@ def stand_in(
 def wherever(module: ModuleType, key: str, value: Any) -> list[Replacement]:
     """Return replacements of a function in every module that has it by now, under whichever name."""
     original = getattr(module, key)
-    found = [Replacement(key, module, key, value)]
+    replacements = [Replacement(key, module, key, value)]
     for name, other in sorted(sys.modules.items()):
         if other is None or other is module or name.startswith("tflabench"):
             continue
         names = [k for k, x in list(getattr(other, "__dict__", {}).items()) if x is original]
-        found += [Replacement(key, other, k, value) for k in names]
-    return found
+        replacements += [Replacement(key, other, k, value) for k in names]
+    return replacements
 
 
 def _value(place: Any, key: str) -> Any:

@@ -42,11 +42,11 @@ def plan(handle: Installed, force: bool) -> list[Replacement]:
     ):  # so that they are among the modules that have them
         importlib.import_module(f"fla.layers.{layer}")
     handle.left.update(LEFT)
-    found: list[Replacement] = []
+    replacements: list[Replacement] = []
     for name, function in REPLACED.items():
         original = getattr(ops, name)
-        found += wherever(ops, name, stand_in(handle, original, function, refuses))
-    return found
+        replacements += wherever(ops, name, stand_in(handle, original, function, refuses))
+    return replacements
 
 
 def refuses(*args: Any, **named: Any) -> str | None:

@@ -44,11 +44,11 @@ def rooflines(source: Source) -> Iterator[dict[str, Any]]:
             yield _chosen((*key, pass_), panel, title=figure.title, setting=figure.caption[0])
 
 
-def _chosen(key: tuple[str, ...], panel: Panel, **said: str) -> dict[str, Any]:
-    """Return a chart: what selects it (`key`: values of SHARED) and what is said of it, and its plot."""
+def _chosen(key: tuple[str, ...], panel: Panel, **words: str) -> dict[str, Any]:
+    """Return a chart: what selects it (`key`: values of SHARED) and the words at it, and its plot."""
     device, folder, dtype, pass_ = key
     shared = {"gpu": device, "results": folder, "dtype": dtype, "pass": PASSES[pass_]}
-    return {**shared, **said, "plot": plotly_renderer.draw(panel)}
+    return {**shared, **words, "plot": plotly_renderer.draw(panel)}
 
 
 def _of_slice(source: Source, part: Slice, key: tuple[str, ...]) -> Iterator[dict[str, Any]]:
@@ -57,16 +57,16 @@ def _of_slice(source: Source, part: Slice, key: tuple[str, ...]) -> Iterator[dic
     size = caption(rows, part.axis).replace(f", {rows['dtype'].iloc[0]}", "")
     size = f"T = {int(rows['seq_len'].iloc[0])}, {size}" if single else size
     along, over = ("", "") if single else (f", along {symbol}", f" over {symbol}")
-    own, device = curves.columns_of(rows, part.axis), device_name(rows)
+    columns, device = curves.columns_of(rows, part.axis), device_name(rows)
     quantities = (RUNTIME, MEMORY) if rows["peak_bytes"].notna().any() else (RUNTIME,)
-    found = [curves.Chart.of(source, part, quantity) for quantity in quantities]
-    for chart, quantity in zip(found, quantities, strict=True):
-        said = finding(rows, quantity, None if single else part.axis)
-        panel = curves.ranking(chart, rows, "") if single else curves.over_axis(chart, own, "")
-        head = title(said, rows["pass"].iloc[0], device)
+    drawn = [curves.Chart.of(source, part, quantity) for quantity in quantities]
+    for chart, quantity in zip(drawn, quantities, strict=True):
+        result = finding(rows, quantity, None if single else part.axis)
+        panel = curves.ranking(chart, rows, "") if single else curves.over_axis(chart, columns, "")
+        head = title(result, rows["pass"].iloc[0], device)
         yield _chosen(key, panel, view=f"{quantity.name.lower()}{over}", size=size, title=head, setting=size)
-    if len(found) == 2:
-        panel, head = curves.over_memory(found[::-1], own, ""), f"Runtime over peak memory, {device}"
+    if len(drawn) == 2:
+        panel, head = curves.over_memory(drawn[::-1], columns, ""), f"Runtime over peak memory, {device}"
         yield _chosen(key, panel, view=f"runtime over memory{along}", size=size, title=head, setting=size)
 
 

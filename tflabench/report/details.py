@@ -39,7 +39,7 @@ def table(source: Source) -> list[dict[str, Any]]:
         "peak_gib": [row.peak_bytes and row.peak_bytes / 2**30 for row in records],
         "remarks": [_remarks(row) for row in records],
     }
-    found = []
+    columns = []
     for name, heading in COLUMNS.items():
         column: dict[str, Any] = {"name": name, "heading": heading}
         values = made.get(name) or [getattr(row, name) for row in records]
@@ -48,8 +48,8 @@ def table(source: Source) -> list[dict[str, Any]]:
             column |= {"words": list(places), "values": [places[value] for value in values]}
         else:
             column["values"] = [_number(value) for value in values]
-        found.append(column)
-    return found
+        columns.append(column)
+    return columns
 
 
 def _remarks(row: Row) -> str:
@@ -66,26 +66,28 @@ def _number(value: float | None) -> float | None:
 
 def claims(directory: Path, results: Iterable[Results]) -> list[list[str]]:
     """Return a line a claim and set of kernels: verdict, claim, source, kernels, values or reason, deciding command."""
-    names = {need.name.format(kernels) for one in CLAIMS for need in one.needs.values() for kernels in KERNELS}
-    own = [replace(one, rows=tuple(row for row in one.rows if row.implementation in names)) for one in results]
-    outcomes = check_all(campaigns(own), find_errors(directory))
+    names = {need.name.format(kernels) for claim in CLAIMS for need in claim.needs.values() for kernels in KERNELS}
+    wanted = [
+        replace(folder, rows=tuple(row for row in folder.rows if row.implementation in names)) for folder in results
+    ]
+    outcomes = check_all(campaigns(wanted), find_errors(directory))
     return [
         [
-            one.verdict, one.claim.says, one.claim.source, one.kernels,
-            "; ".join(words for words in (one.measured, one.modelled, one.reason) if words), one.command or "",
+            outcome.verdict, outcome.claim.says, outcome.claim.source, outcome.kernels,
+            "; ".join(filter(None, (outcome.measured, outcome.modelled, outcome.reason))), outcome.command or "",
         ]
-        for one in outcomes
+        for outcome in outcomes
     ]  # fmt: skip
 
 
 def machines(named: Mapping[str, Results]) -> list[dict[str, Any]]:
     """Return what is known of every machine and set of versions, once each, with the folders measured there."""
-    found: dict[str, dict[str, Any]] = {}
+    by_facts: dict[str, dict[str, Any]] = {}
     for name, results in named.items():
         for run, device in {row.run_id: row.device for row in results.rows}.items():
             facts = [["device", device], *_facts(results.runs.get(run, {}))]
-            found.setdefault(str(facts), {"facts": facts, "folders": {}})["folders"][name] = None
-    return [one | {"folders": list(one["folders"])} for one in found.values()]
+            by_facts.setdefault(str(facts), {"facts": facts, "folders": {}})["folders"][name] = None
+    return [machine | {"folders": list(machine["folders"])} for machine in by_facts.values()]
 
 
 def _facts(run: Mapping[str, Any]) -> Iterator[list[str]]:
@@ -95,8 +97,8 @@ def _facts(run: Mapping[str, Any]) -> Iterator[list[str]]:
         if run.get(name):
             yield [name, str(run[name])]
     for name in ("device_facts", "packages", "variables"):
-        if said := {key: value for key, value in run.get(name, {}).items() if key != "name"}:
-            yield [name.replace("_", " "), ", ".join(f"{key} {value}" for key, value in said.items())]
+        if values := {key: value for key, value in run.get(name, {}).items() if key != "name"}:
+            yield [name.replace("_", " "), ", ".join(f"{key} {value}" for key, value in values.items())]
     for dtype, roof in run.get("ceilings", {}).items():
         rates = f"{roof['flops_per_s'] / 1e12:.4g} TFLOP/s, {roof['bytes_per_s'] / 1e12:.3g} TB/s"
         yield [f"ceilings, {dtype}", f"{rates} ({roof['provenance']}: {roof['source']})"]
@@ -104,11 +106,11 @@ def _facts(run: Mapping[str, Any]) -> Iterator[list[str]]:
 
 def commands(directory: Path, named: Mapping[str, Results]) -> list[list[str]]:
     """Return every command with what it did: those that measured the rows, then those that show them."""
-    found = []
+    lines = []
     for name, results in named.items():
         for run, count in Counter(row.run_id for row in results.rows).items():
             arguments = results.runs.get(run, {}).get("arguments")
-            said = shlex.join(["tflabench", *arguments]) if arguments else "(not recorded)"
-            found.append([said, f"{count} rows of {name}, run {run}"])
+            command = shlex.join(["tflabench", *arguments]) if arguments else "(not recorded)"
+            lines.append([command, f"{count} rows of {name}, run {run}"])
     shown = {"report": "writes this page", "plot": "draws the figures", "claims": "prints the claims"}
-    return [*found, *([shlex.join(["tflabench", word, str(directory)]), says] for word, says in shown.items())]
+    return [*lines, *([shlex.join(["tflabench", word, str(directory)]), says] for word, says in shown.items())]

@@ -54,25 +54,25 @@ class Best:
 
 def measured(records: Sequence[Row]) -> dict[str, list[Best]]:
     """Return by key the fastest mLSTM and the next of another kernel in the same comparison, of rows that are right."""
-    found: dict[tuple[Shape, str], list[tuple[int, Row]]] = {}
+    rows_of: dict[tuple[Shape, str], list[tuple[int, Row]]] = {}
     for index, row in enumerate(records):
         if row.family == "mlstm" and row.gate in GATES and timed(row):
             for gate in (row.gate, GATES[0]):
-                found.setdefault((_shape(row), gate), []).append((index, row))
+                rows_of.setdefault((_shape(row), gate), []).append((index, row))
     best = {}
-    for (shape, gate), own in found.items():
-        (index, first), *others = sorted(own, key=lambda one: one[1].ms_median or 0.0)
+    for (shape, gate), indexed in rows_of.items():
+        (index, first), *slower = sorted(indexed, key=lambda pair: pair[1].ms_median or 0.0)
         occasion = first.comparison_id, first.run_id
-        peers = [one for one in others if (one[1].comparison_id, one[1].run_id) == occasion]
-        second = [one for one in peers if one[1].implementation != first.implementation][:1]
-        best[shape.key(gate)] = [_of_row(*one) for one in ((index, first), *second)]
+        peers = [pair for pair in slower if (pair[1].comparison_id, pair[1].run_id) == occasion]
+        second = [pair for pair in peers if pair[1].implementation != first.implementation][:1]
+        best[shape.key(gate)] = [_of_row(*pair) for pair in ((index, first), *second)]
     return best
 
 
 def _of_row(index: int, row: Row) -> Best:
     memory = "" if row.peak_bytes is None else _size(row.peak_bytes)
-    said = ", ".join(["measured", *(["throttled"] if row.throttled else []), *(["noisy"] if row.noisy else [])])
-    return Best(row.implementation, str(row.chunk_size or ""), f"{row.ms_median:.4g} ms", memory, said, index)
+    source = ", ".join(["measured", *(["throttled"] if row.throttled else []), *(["noisy"] if row.noisy else [])])
+    return Best(row.implementation, str(row.chunk_size or ""), f"{row.ms_median:.4g} ms", memory, source, index)
 
 
 def _shape(row: Row) -> Shape:
@@ -86,14 +86,14 @@ def shapes(records: Iterable[Row]) -> list[Shape]:
     same number of tokens.
     """
     counted = Counter(_shape(row) for row in records if row.family == "mlstm" and row.pass_ in ("fw", "fwbw"))
-    asked = [shape for shape, _ in counted.most_common() if hardware.from_device_name(shape.device)]
-    return list(dict.fromkeys([*asked, *_between(asked)]))[:MOST_SHAPES]
+    known = [shape for shape, _ in counted.most_common() if hardware.from_device_name(shape.device)]
+    return list(dict.fromkeys([*known, *_between(known)]))[:MOST_SHAPES]
 
 
-def _between(asked: Sequence[Shape]) -> Iterator[Shape]:
+def _between(shapes: Sequence[Shape]) -> Iterator[Shape]:
     """Yield the powers of two between the lengths of shapes that differ in T and batch alone, at their tokens."""
     lines: dict[Shape, list[Shape]] = {}
-    for shape in asked:
+    for shape in shapes:
         lines.setdefault(shape._replace(seq_len=0, batch=shape.seq_len * shape.batch), []).append(shape)
     for line in lines.values():
         lengths = [shape.seq_len for shape in line]
@@ -103,22 +103,22 @@ def _between(asked: Sequence[Shape]) -> Iterator[Shape]:
                 yield line[0]._replace(seq_len=2**power, batch=tokens >> power)
 
 
-def modelled(asked: Iterable[Shape]) -> dict[str, list[Best] | str]:
+def modelled(shapes: Iterable[Shape]) -> dict[str, list[Best] | str]:
     """Return by key what `tflabench advise` recommends and the next best kernel, or why it recommends none."""
-    found: dict[str, list[Best] | str] = {}
-    for shape in asked:
+    answers: dict[str, list[Best] | str] = {}
+    for shape in shapes:
         problem = Problem(shape.batch, shape.heads, shape.seq_len, shape.d_qk, shape.d_hv, dtype=shape.dtype,
                           pass_=shape.pass_)  # type: ignore[arg-type]  # fmt: skip
-        found |= {shape.key(gate): answer for gate, answer in _advised(shape.device, problem).items()}
-    return found
+        answers |= {shape.key(gate): answer for gate, answer in _advised(shape.device, problem).items()}
+    return answers
 
 
-def in_another_process(asked: Sequence[Shape]) -> dict[str, Any]:
+def in_another_process(shapes: Sequence[Shape]) -> dict[str, Any]:
     """Return what `modelled` does, as JSON has it; many shapes are left to a process of their own."""
-    if len(asked) < FEW:
-        return json.loads(json.dumps(modelled(asked), default=asdict))
+    if len(shapes) < FEW:
+        return json.loads(json.dumps(modelled(shapes), default=asdict))
     command = [sys.executable, "-m", "tflabench.report.lookup"]
-    done = subprocess.run(command, input=json.dumps(asked), capture_output=True, text=True, check=False)
+    done = subprocess.run(command, input=json.dumps(shapes), capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"the look-up could not be computed: {done.stderr}")
     return json.loads(done.stdout)
@@ -133,20 +133,21 @@ def _advised(device: str, problem: Problem) -> dict[str, list[Best] | str]:
         advice = advise.advice(Demand(problem, memory_bytes=gpu.memory_bytes), gpu, GATES[0].split(","), "cuda")
     except InputError as error:
         return dict.fromkeys(GATES, str(error))
-    return {gate: _answer([one for one in advice.ranked if one.kernel.gate in gate.split(",")]) for gate in GATES}
+    ranked = {gate: [c for c in advice.ranked if c.kernel.gate in gate.split(",")] for gate in GATES}
+    return {gate: _answer(choices) for gate, choices in ranked.items()}
 
 
 def _answer(ranked: Sequence[Choice]) -> list[Best] | str:
     if not ranked or not ranked[0].fits:
         return "nothing fits the memory of this GPU" if ranked else "no kernel can run this"
     first = ranked[0]
-    others = [one for one in ranked if one.fits and one.kernel.name != first.kernel.name]
-    return [_of_choice(one) for one in (first, *others[:1])]
+    others = [choice for choice in ranked if choice.fits and choice.kernel.name != first.kernel.name]
+    return [_of_choice(choice) for choice in (first, *others[:1])]
 
 
 def _of_choice(choice: Choice) -> Best:
-    chunk, said = str(choice.problem.chunk_size), f"modelled ({choice.source})"
-    return Best(choice.kernel.name, chunk, f"{choice.call_s * 1e3:.4g} ms", _size(choice.memory_bytes), said)
+    chunk, source = str(choice.problem.chunk_size), f"modelled ({choice.source})"
+    return Best(choice.kernel.name, chunk, f"{choice.call_s * 1e3:.4g} ms", _size(choice.memory_bytes), source)
 
 
 def _size(count: float) -> str:
@@ -155,10 +156,10 @@ def _size(count: float) -> str:
 
 def commands(devices: Iterable[str]) -> dict[str, str]:
     """Return by device how the command starts that answers for it: by model, or measured where there is no model."""
-    known = {device: hardware.from_device_name(device) for device in devices}
+    gpus = {device: hardware.from_device_name(device) for device in devices}
     return {
         device: shlex.join(["tflabench", "advise", *(["--gpu", gpu.name] if gpu else ["--measure"])])
-        for device, gpu in known.items()
+        for device, gpu in gpus.items()
     }
 
 

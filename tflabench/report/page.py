@@ -63,10 +63,10 @@ def _no_collection() -> Iterator[None]:
 
 def _plotly() -> bytes:
     """Return Plotly's script, from the Python package, which need not be imported for that."""
-    found = find_spec("plotly")
-    if found is None or not found.submodule_search_locations:
+    spec = find_spec("plotly")
+    if spec is None or not spec.submodule_search_locations:
         raise InputError(f"the report needs the package plotly, which is not installed: {INSTALL}")
-    return (Path(found.submodule_search_locations[0]) / "package_data" / "plotly.min.js").read_bytes()
+    return (Path(spec.submodule_search_locations[0]) / "package_data" / "plotly.min.js").read_bytes()
 
 
 def _text(name: str) -> str:
