@@ -123,7 +123,7 @@ class GradientSums(NamedTuple):
 # --- What kernels take ------------------------------------------------------------------------------------------------
 
 
-class Given(NamedTuple):
+class StridedGate(NamedTuple):
     """A gate's pre-activation (B, H, T), and its strides of batch and head; that of time is an argument of its own."""
 
     data: Any
@@ -271,7 +271,7 @@ def load_log_gates(f, f_t, i, i_t, b, h, t, mask, config: tl.constexpr):
     """Return log gates of steps t, neutral (log f = 0, log i = -inf) outside the mask.
 
     Args:
-        f, i: `Given`.  f_t, i_t: their strides of time.
+        f, i: `StridedGate`.  f_t, i_t: their strides of time.
         b, h, t: batch, head and steps.
         config: `ActivationConfig`.
     """
@@ -532,10 +532,10 @@ def _launch(f: Tensor, i: Tensor, gate: Gate, m_0: Tensor | None, made: Made, sc
     )  # fmt: skip
 
 
-def _given(x: Tensor) -> tuple[Given, int]:
+def _given(x: Tensor) -> tuple[StridedGate, int]:
     """Return what kernels take for a gate's pre-activation (B, H, T)."""
     b, h, t = x.stride()
-    return Given(x, b, h), t
+    return StridedGate(x, b, h), t
 
 
 def tile_gates(gates: LogGates, tile: int) -> TileGates:

@@ -90,7 +90,7 @@ class ReferenceOptions(TypedDict, total=False):
     exact_normalizer_gradient: bool
 
 
-class _Chosen(NamedTuple):
+class _ReferenceOptions(NamedTuple):
     """`ReferenceOptions` with their defaults."""
 
     gate: Gate
@@ -119,7 +119,7 @@ def recurrent(
     Returns:
         h (B, H, T, d_hv) in the dtype of q, and the state after the last step in float32 (float64 for float64).
     """
-    gate, scale, exact_normalizer_gradient = _Chosen(**options)
+    gate, scale, exact_normalizer_gradient = _ReferenceOptions(**options)
     work = torch.promote_types(q.dtype, torch.float32)
     log_f, log_i = log_gates(gate, f, i, v)
     state = _start(q, v, gate, initial)
@@ -210,7 +210,7 @@ def chunkwise(
         chunk_size: L, any value >= 1; the last chunk may be shorter.
         state_dtype: what the chunks' states C are rounded to where the outputs read them; None keeps them as they are.
     """
-    gate, scale, exact_normalizer_gradient = _Chosen(**options)
+    gate, scale, exact_normalizer_gradient = _ReferenceOptions(**options)
     T, dtype = q.shape[2], q.dtype
     L = min(chunk_size, T)
     work = torch.promote_types(dtype, torch.float32)

@@ -19,7 +19,7 @@ from torch import Tensor
 from tflabench.kernels.common.contract import Arguments
 from tflabench.kernels.common.cover import cdiv, next_power_of_2
 from tflabench.kernels.common.launching import enqueue
-from tflabench.kernels.scalar.gates import ActivationConfig, Given, load_log_gates
+from tflabench.kernels.scalar.gates import ActivationConfig, StridedGate, load_log_gates
 from tflabench.kernels.state import State
 from tflabench.kernels.types import Gate
 
@@ -58,7 +58,7 @@ class WeightsConfig:
 
 
 @dataclass(frozen=True)
-class StateConfig:
+class AdvanceConfig:
     """Tell what `advance_state` is compiled for.
 
     Attributes:
@@ -79,7 +79,7 @@ class StateConfig:
 def _log_gates(f, i, head, config: tl.constexpr):
     """Return the log gates of one head; f, i (B * H,)."""
     only = tl.zeros([1], tl.int32)
-    log_f, log_i = load_log_gates(Given(f, 0, 1), 0, Given(i, 0, 1), 0, 0, head, only, only == 0, config)
+    log_f, log_i = load_log_gates(StridedGate(f, 0, 1), 0, StridedGate(i, 0, 1), 0, 0, head, only, only == 0, config)
     return tl.sum(log_f, 0), tl.sum(log_i, 0)
 
 
@@ -192,7 +192,7 @@ def step(arguments: Arguments, after: State, *, gate: Gate, scale: float) -> Ten
     enqueue(
         advance_state, heads * cdiv(d_hv, cols),
         inputs, weights, before.C, after.C, h, skip, scale, sharing, v.shape[1], d_qk, d_hv,
-        config=StateConfig(activation, gate.normalize, skip is not None, rows, cols), num_warps=4,
+        config=AdvanceConfig(activation, gate.normalize, skip is not None, rows, cols), num_warps=4,
     )  # fmt: skip
     return h
 

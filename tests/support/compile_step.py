@@ -47,9 +47,9 @@ def every_kernel(sm: int) -> list[dict[str, Any]]:
     for heads, d_qk, d_hv in ((16, 64, 64), (1024, 128, 256), (8, 512, 1024)):
         tile = step.tile_of(heads, d_qk, d_hv)
         found += [
-            compiled(step.advance_state, step.StateConfig(MAMBA2, False, True, *tile), 4, sm),
-            compiled(step.advance_state, step.StateConfig(SIG, False, False, *tile), 4, sm),
-            compiled(step.advance_state, step.StateConfig(EXP, True, False, *tile), 4, sm),
+            compiled(step.advance_state, step.AdvanceConfig(MAMBA2, False, True, *tile), 4, sm),
+            compiled(step.advance_state, step.AdvanceConfig(SIG, False, False, *tile), 4, sm),
+            compiled(step.advance_state, step.AdvanceConfig(EXP, True, False, *tile), 4, sm),
             compiled(step.head_weights, step.WeightsConfig(EXP, True, d_qk), 1, sm),
         ]
     return found

@@ -91,15 +91,7 @@ class DkdvTensors(NamedTuple):
 
 
 class DkdvCounts(NamedTuple):
-    """Numbers that a program reads once for a work item, see `schedule.encode_counts`.
-
-    Attributes:
-        num_heads: heads of V.
-        heads_per_qk: consecutive heads that share a head of Q and K.
-        num_steps, num_tiles: of a sequence.
-        segment_tiles: tiles of a segment; the first segment has the remainder.
-        num_segments: of a sequence.
-    """
+    """Numbers that a program reads once for a work item, encoded: of a sequence, the others as of `schedule.Counts`."""
 
     num_heads: int
     heads_per_qk: int
@@ -110,12 +102,7 @@ class DkdvCounts(NamedTuple):
 
 
 class DkdvDocuments(NamedTuple):
-    """Numbers, and a table, that a program reads for a work item of documents.
-
-    Attributes:
-        num_heads, heads_per_qk, num_steps, num_tiles: as of `DkdvCounts`.
-        table: see `launch.WalkInputs`.
-    """
+    """Numbers of `DkdvCounts`, and the table of `WalkInputs`, that a program reads for a work item of documents."""
 
     num_heads: int
     heads_per_qk: int
@@ -231,16 +218,7 @@ class DkdvProgram:
 
 @aggregate
 class DkdvItem:
-    """A segment of a (batch, head) row.
-
-    Fields:
-        qk_head: the head of Q and K.
-        row: batch * num_heads + head.
-        num_tiles: of the segment.
-        end_tile: the first tile after the segment.
-        state_index: the place of the segment's dC among all of them, int64.
-        shift: of a document, how many steps its tiles come before their places among exponents.
-    """
+    """A segment of a (batch, head) row: num_tiles tiles before end_tile, the others as of `schedule.WorkItem`."""
 
     batch: gl.tensor
     head: gl.tensor

@@ -366,8 +366,7 @@ def walk_backward_dqk(
     """Compute dQ or dK of all work items; launched with 4 warps and maxnreg=128.
 
     Args:
-        query_desc, key_desc: of blocks of dh and v, or of v and dh, (B, H, T, d_hv), 16 bits.
-        value_desc, out_desc: of blocks of k (B, heads, T, d_qk) and dq (B, H, T, d_qk), or of q and dk.
+        query_desc, key_desc, value_desc, out_desc: of blocks of dh, v, k and dq, or of v, dh, q and dk.
         diagonal_ptr: (B, H, T) float32 where dh_t . v_t goes, if `config.store_diagonal`.
     """
     schedule = Schedule(num_items, num_steps, num_tiles, counts)

@@ -73,9 +73,7 @@ class DocumentCounts(NamedTuple):
     """Numbers, and a table, that a program reads for a work item of documents, in place of `Counts`.
 
     Attributes:
-        num_heads, heads_per_qk, loads, stores, independent: as of `Counts`.
-        num_segments: documents.
-        table: see `WalkInputs`.
+        num_segments: documents.  table: of `WalkInputs`.  The others are as of `Counts`.
     """
 
     num_heads: int
@@ -143,24 +141,17 @@ class WorkItem:
 
 @gluon.jit
 def get_items_of_documents(table, program, PIECES: gl.constexpr = 1):
-    """Return the first work item of a program, the end of them, and how far they are from one another.
-
-    Args:
-        table: see `launch.WalkInputs`.  program: its number.
-        PIECES: work items of a document and a head.
-    """
+    """Return what `get_items` does, by the table of `WalkInputs`; PIECES: work items of a document and a head."""
     begins = table + program // PIECES
     return gl.load(begins) * PIECES + program % PIECES, gl.load(begins + 1) * PIECES, PIECES
 
 
 @gluon.jit
 def read_document(table, sequences, number, num_heads):
-    """Return what the table says of a work item: document, head, first tile, the one after the last, and the shift.
+    """Return what the table says of a sequence by its number: document, head, first tile, end tile, and the shift.
 
     Args:
-        table: of `launch.WalkInputs`, where its sequences begin.
-        sequences: how many there are.
-        number: of a sequence.
+        table: of `WalkInputs`, where its sequences begin; `sequences` is how many there are.
     """
     sequence = gl.load(table + number)
     document, head = sequence // num_heads, sequence % num_heads

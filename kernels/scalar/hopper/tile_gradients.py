@@ -80,10 +80,8 @@ class TileCounts(NamedTuple):
     which `load` alone needs, spills where it is kept (20 B, Triton 3.6).
 
     Attributes:
-        num_heads: heads of V.
-        heads_per_qk: consecutive heads that share a head of Q and K.
-        num_steps, num_tiles: of a sequence.
-        num_items: work items of the launch.
+        num_heads, heads_per_qk: as of `schedule.Counts`.
+        num_steps, num_tiles: of a sequence.  num_items: work items of the launch.
         sums: row sums of a kind, B * H * T.
     """
 

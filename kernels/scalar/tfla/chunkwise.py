@@ -193,7 +193,7 @@ def _weights(skip: Tensor | None) -> Tensor | None:
     return None if skip is None else skip.float().contiguous()
 
 
-class Placed(NamedTuple):
+class GatesOfCall(NamedTuple):
     """The gates of a call as kernels take them.
 
     Attributes:
@@ -208,16 +208,16 @@ class Placed(NamedTuple):
     places: Places | None
 
 
-def _placed(arguments: Arguments, options: KernelOptions) -> Placed:
+def _placed(arguments: Arguments, options: KernelOptions) -> GatesOfCall:
     f, i = arguments.f, arguments.i
     m_0 = None if arguments.initial is None else arguments.initial.m
     if options.bounds is None:
-        return Placed(f, i, m_0, None)
+        return GatesOfCall(f, i, m_0, None)
     places = places_of_chunks(options.bounds, options.chunk_size, f.device)
-    return Placed(*places.gates(f, i, options.gate, m_0), None, places)
+    return GatesOfCall(*places.gates(f, i, options.gate, m_0), None, places)
 
 
-def _call(q: Tensor, v: Tensor, placed: Placed, options: KernelOptions) -> Call:
+def _call(q: Tensor, v: Tensor, placed: GatesOfCall, options: KernelOptions) -> Call:
     """Return what launchers are told of a call with q and v, as kernels take them."""
     f, i, m_0, places = placed
     sizes, chunk_size, table = Sizes.of(q, v), options.chunk_size, None

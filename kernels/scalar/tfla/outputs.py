@@ -95,7 +95,7 @@ class OutputVectors(NamedTuple):
     bounds: Any = None
 
 
-class OutputSizes(NamedTuple):
+class ParallelSizes(NamedTuple):
     """Numbers of a launch.
 
     Attributes:
@@ -118,7 +118,7 @@ class OutputSizes(NamedTuple):
     chunk_size: Any
     steps: Any
 
-    def as_argument(self) -> OutputSizes:
+    def as_argument(self) -> ParallelSizes:
         """Return what the kernel takes, see `read_sizes`: another batch or number of heads compiles nothing."""
         return self._replace(
             batch=unspecialised(self.batch),
@@ -253,8 +253,8 @@ class RowGates(NamedTuple):
 
 @triton.jit
 def read_sizes(sizes):
-    """Return sizes as they are, from `OutputSizes.as_argument`."""
-    return OutputSizes(
+    """Return sizes as they are, from `ParallelSizes.as_argument`."""
+    return ParallelSizes(
         sizes.scale,
         sizes.batch >> 1,
         sizes.heads >> 1,
@@ -575,7 +575,7 @@ def parallel_outputs(
             Of documents out is a pointer: a tile must not write what lies behind one.
         states: (B * H * chunks, d_in, d_out), or (.., d_out, d_in) for dQ and dK, or None.
         strides, gates, vectors: `Strides`, `OutputGates`, `OutputVectors`.
-        sizes: `OutputSizes.as_argument`.
+        sizes: `ParallelSizes.as_argument`.
     """
     ROWS: tl.constexpr = config.rows
     COLS: tl.constexpr = config.cols
@@ -702,7 +702,7 @@ def launch(call: Call, planned: Outputs, role: Role) -> tuple[Tensor, RowSums | 
         Strides(*(tensor[1:] for tensor in tensors)),
         _gates(call, tiles, role),
         OutputVectors(n_states, call.gates.m, role.inverse_denominator, row_dots, role.skip, role.skip_dots, *of_table),
-        OutputSizes(
+        ParallelSizes(
             call.scale, batch, heads, heads // x.shape[1], heads // z.shape[1], T, d_in, d_out, call.plan.chunk_size,
             steps,
         ).as_argument(),

@@ -62,8 +62,7 @@ class StateSizes(NamedTuple):
     """Numbers of a launch.
 
     Attributes:
-        scale: factor of Q.
-        batch, heads: B and H, heads of v.
+        scale: factor of Q.  batch, heads: B and H, heads of v.
         sharing: consecutive heads that share one of u.
         T, d_u, d_v: steps, of documents places, and dimensions.
         tiles_per_chunk, tiles_per_segment: tiles of `rows` steps.
@@ -420,7 +419,7 @@ class ChunkInputs(NamedTuple):
         u, v: (B, H, T, d), u of fewer heads where these share it.
         C, n: (B, H, d_qk, d_hv), (B, H, d_qk) float32, the state before the first chunk met; None is zero.
         inverse_denominator: (B, H, T) float32, of a normalised gate backward.
-        other: the states of forward; backward only, see `ChunkStates.through`.
+        other: the states of forward; backward only, see `SequenceStates.through`.
         reverse: backward.
     """
 
@@ -433,7 +432,7 @@ class ChunkInputs(NamedTuple):
     reverse: bool = False
 
 
-class ChunkStates(NamedTuple):
+class SequenceStates(NamedTuple):
     """States of a whole sequence.
 
     Attributes:
@@ -459,7 +458,7 @@ class Pass(NamedTuple):
         before, n_before: (B, H, segments, ...) float32, states before segments.
         states, n_states: before chunks.
         ends, n_ends, segment_g: states after segments, and log gates of segments, float32.
-        parts: (B, H, chunks, blocks of the state) float32, summands of `ChunkStates.through`.
+        parts: (B, H, chunks, blocks of the state) float32, summands of `SequenceStates.through`.
     """
 
     before: Tensor | None = None
@@ -472,7 +471,7 @@ class Pass(NamedTuple):
     parts: Tensor | None = None
 
 
-def walk(call: Call, planned: StateWalk, side: ChunkInputs, dtype: torch.dtype | None) -> ChunkStates:
+def walk(call: Call, planned: StateWalk, side: ChunkInputs, dtype: torch.dtype | None) -> SequenceStates:
     """Return the states of a whole sequence, stored in dtype; None stores only the last."""
     batch, heads, _, d_v = side.v.shape
     d_u = side.u.shape[-1]
@@ -505,7 +504,7 @@ def walk(call: Call, planned: StateWalk, side: ChunkInputs, dtype: torch.dtype |
     assert last is not None
     through = None if parts is None else parts.sum(-1)
     n_last = None if n_last is None else n_last.view(-1, heads, d_u)
-    return ChunkStates(states, n_states, last.view(-1, heads, d_u, d_v), n_last, through)
+    return SequenceStates(states, n_states, last.view(-1, heads, d_u, d_v), n_last, through)
 
 
 def launch(call: Call, planned: StateWalk, side: ChunkInputs, of: Pass) -> None:
