@@ -218,20 +218,20 @@ def markdown(root: Path) -> str:
         occasion = Occasion(campaign)
         subjects[*occasion.figure, campaign.device].append(occasion)
     figures: dict[tuple[float, str], list[list[Occasion]]] = defaultdict(list)
-    untold: list[Campaign] = []
+    untabled: list[Campaign] = []
     for (number, name, _), occasions in sorted(subjects.items()):
         occasions.sort(key=lambda each: each.rank, reverse=True)
         tabled = number < inf or name == "quick"
         if tabled and occasions[0].rank[1]:
             figures[number, name].append(occasions)
         else:
-            untold += [occasion.campaign for occasion in occasions]
+            untabled += [occasion.campaign for occasion in occasions]
     lines = [HEAD, *(line for devices in figures.values() for line in _section(devices, root))]
-    if untold:
-        names = (f"{_link(root, campaign)} ({plain(campaign.device)})" for campaign in untold)
+    if untabled:
+        names = (f"{_link(root, campaign)} ({plain(campaign.device)})" for campaign in untabled)
         lines += [f"Without a table here: {', '.join(names)}.", ""]
-    tabled = [row for devices in figures.values() for occasions in devices for row in occasions[0].campaign.rows]
-    packages = dict.fromkeys(f"{row.package} {row.package_version}" for row in tabled if row.package_version)
+    shown = [row for devices in figures.values() for occasions in devices for row in occasions[0].campaign.rows]
+    packages = dict.fromkeys(f"{row.package} {row.package_version}" for row in shown if row.package_version)
     lines.append(f"Packages in the tables: {plain(', '.join(packages))}.")
     return "\n".join(lines) + "\n"
 
@@ -277,7 +277,8 @@ def _section(devices: Sequence[Sequence[Occasion]], root: Path) -> Iterator[str]
 
 def _columns(occasions: Sequence[Occasion]) -> list[Question]:
     """Return the questions of one size: with most ratios or NEARLY as many, with most peers, and the largest."""
-    shared = set.intersection(*({question.size for question in each.questions} for each in occasions))
+    sizes = [{question.size for question in each.questions} for each in occasions]
+    shared = set.intersection(*sizes) or sizes[0]
     asked = [question for each in occasions for question in each.questions if question.size in shared]
     peers: dict[Size, set[tuple[str, str]]] = defaultdict(set)
     ratios = Counter[Size]()
@@ -303,11 +304,11 @@ def _strongest_first(columns: Sequence[Question]) -> list[str]:
 def _table(columns: Sequence[Question], peers: Iterable[str]) -> Iterator[str]:
     """Yield the table of these peers, a column a device and pass; our fastest mLSTM stands first."""
     short = short_devices([question.rows[0].device for question in columns])
-    heads_ = [f"{short[each.rows[0].device]}, {PASS_TITLES[each.pass_]}" for each in columns]
+    titles = [f"{short[each.rows[0].device]}, {PASS_TITLES[each.pass_]}" for each in columns]
     best = [question.ours() for question in columns]
     roofs = ", ".join(sorted({row.ceilings.partition(":")[0] for row in best if row and row.ceilings}))
-    bounds = [f"{milliseconds(row)} ({row.percent_of_bound:.0f}%)" if row else "" for row in best]
-    yield _line("peer", "ours", *heads_)
+    bounds = [f"{milliseconds(row)} ({row.percent_of_bound or 0:.0f}%)" if row else "" for row in best]
+    yield _line("peer", "ours", *titles)
     yield "|---|---|" + "---:|" * len(columns)
     yield _line(f"*% of bound ({roofs or 'not recorded'})*", _names(best), *bounds)
     for name in peers:
@@ -360,8 +361,8 @@ def _others(best: Occasion, others: Sequence[Occasion], size: Size, root: Path) 
         if changes:
             near = sum(abs(change) <= NEAR for change in changes.values())
             (_, pass_, name), far = max(changes.items(), key=lambda item: abs(item[1]))
-            told = f", the furthest {far:+.1%} ({plain(name)}, {PASS_TITLES[pass_]})" if near < len(changes) else ""
-            yield f"- A second occasion: {near} of {len(changes)} ratios within {NEAR:.0%}{told}: {where}."
+            farthest = f", the furthest {far:+.1%} ({plain(name)}, {PASS_TITLES[pass_]})" * (near < len(changes))
+            yield f"- A second occasion: {near} of {len(changes)} ratios within {NEAR:.0%}{farthest}: {where}."
         elif only_here:
             cells = [
                 f"{PASS_TITLES[pass_]} {name}/{pair.ours.implementation} {pair.cell}"

@@ -317,22 +317,6 @@ def test_other_gpus_and_versions_are_said_before_anything_is_compared(tmp_path):
     assert "A100" in compare(a, nothing_shared, code=2).stderr.splitlines()[0]
 
 
-def test_reasons_are_printed_as_they_are(tmp_path):
-    a = write(tmp_path / "a", [row(), row(seq_len=512)])
-    b = write(tmp_path / "b", [row(ms=1.1, ms_min=1.0), row(seq_len=512, ms=None, reason="[/red] in kernel[grid]")])
-    out = " ".join(compare(a, b, code=1).stdout.split())
-    assert "[min, p80] overlap: 0.999 to 1.001 and 1 to 1.101 ms" in out
-    assert "oom in B: [/red] in kernel[grid]" in out
-
-
-def test_two_implementations_of_one_folder(tmp_path):
-    folder = write(tmp_path, [row(), row("nxai_sig_xl", ms=2.0), row("sdpa", ms=3.0)])
-    done = compare("tfla_sig_xl", "nxai_sig_xl", "--in", folder, code=1)
-    assert "tfla_sig_xl (L=128) | nxai_sig_xl (L=128)" in done.stdout
-    assert "B took 2.000 times as long as A" in done.stdout
-    assert "sdpa" not in done.stdout
-
-
 @pytest.mark.parametrize(("of_ours", "of_theirs"), APART.values(), ids=APART)
 def test_two_implementations_that_are_apart_have_no_ratio(tmp_path, of_ours, of_theirs):
     apart = row(**of_ours), row("nxai_sig_xl", ms=2.0, **of_theirs)
@@ -346,23 +330,6 @@ def test_two_implementations_that_are_apart_have_no_ratio(tmp_path, of_ours, of_
     found = json.loads(compare(*arguments, "--json", code=1).stdout)
     assert [(point["seq_len"], point["ratio"]) for point in found["points"]] == [(512, 3.0)]
     assert (found["only_a"], found["only_b"]) == ([apart[0].point], [apart[1].point])
-
-
-def test_versions_between_two_implementations_of_a_folder_are_said_too(tmp_path):
-    newer = {**RUN, "packages": {"torch": "2.12.0", "triton": "3.6.0"}}
-    folder = write(tmp_path, [row(), row("nxai_sig_xl", run_id="newer")], newer=newer)
-    done = compare("tfla_sig_xl", "nxai_sig_xl", "--in", folder)
-    assert "torch 2.11.0 in A, 2.12.0 in B" in done.stderr
-
-
-def test_every_swept_axis_is_a_figure(tmp_path):
-    lengths, sizes = [row(seq_len=n) for n in (512, 1024)], [row(chunk_size=size) for size in (64, 256)]
-    a = write(tmp_path / "a", [*lengths, *sizes])
-    done = compare(a, a, "--out", tmp_path / "ratios.png")
-    assert [line.rpartition("/")[2] for line in done.stderr.splitlines() if line.startswith("wrote")] == [
-        *(f"ratios-seq_len.{suffix}" for suffix in ("png", "txt", "csv")),
-        *(f"ratios-chunk_size.{suffix}" for suffix in ("png", "txt", "csv")),
-    ]
 
 
 def test_the_plot_has_the_ratios_over_what_was_swept(tmp_path):
@@ -380,16 +347,6 @@ def test_the_plot_has_the_ratios_over_what_was_swept(tmp_path):
     (curve,) = [item for item in figure.panels[0].items if isinstance(item, Curve)]
     assert list(curve.y) == pytest.approx([0.5, 1.0, 2.0])
     assert [panel.title.partition(";")[0] for panel in figure.panels] == ["forward", "forward + backward"]
-
-
-def test_one_point_and_points_that_failed_are_drawn_too(tmp_path):
-    a = write(tmp_path / "a", [row(), row(seq_len=512)])
-    b = write(tmp_path / "b", [row(ms=None), row(seq_len=512)])
-    compare(a, b, "--out", tmp_path / "both.svg", code=1)
-    assert "× oom" in (tmp_path / "both.txt").read_text()
-    compare(write(tmp_path / "c", [row()]), a, "--out", tmp_path / "one.png", "--threshold", "0%")
-    compare(write(tmp_path / "d", [row()]), b, "--out", tmp_path / "none.png", "--impl", "tfla*", code=1)
-    assert (tmp_path / "one.png").exists()
 
 
 @pytest.mark.parametrize(

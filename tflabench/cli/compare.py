@@ -213,8 +213,8 @@ def _implementations(folder: Path, a: str, b: str) -> list[_Side]:
 
     if a == b:
         raise InputError(f"A and B are both {a!r}: they must be two implementations")
-    found = find_results(folder)
-    return [_only(found, folder, name, name) for name in (a, b)]
+    folders = find_results(folder)
+    return [_only(folders, folder, name, name) for name in (a, b)]
 
 
 def _only(folders: list[Results], root: Path, pattern: str, name: str) -> _Side:
@@ -222,8 +222,8 @@ def _only(folders: list[Results], root: Path, pattern: str, name: str) -> _Side:
 
     side = _Side(name, [results.only(split(pattern)) for results in folders])
     if not side.rows:
-        known = dict.fromkeys(row.implementation for results in folders for row in results.rows)
-        raise InputError(f"{root} has no rows of {pattern!r}; {nearest(pattern, known)}")
+        names = dict.fromkeys(row.implementation for results in folders for row in results.rows)
+        raise InputError(f"{root} has no rows of {pattern!r}; {nearest(pattern, names)}")
     return side
 
 

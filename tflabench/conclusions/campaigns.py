@@ -19,20 +19,20 @@ DECISIVE = ("device", "driver", "cuda", "cudnn", "threads", "torch", "triton")
 def conditions(environment: Mapping[str, Any]) -> dict[str, str]:
     """Device, driver and versions of one run of environment.json, by name; what it does not say is left out."""
     facts = environment.get("device_facts", {})
-    found = {name: environment.get(name) for name in ("device", "driver", "python", "tflabench", "commit")}
-    found |= {name: facts.get(name) for name in ("cuda", "cudnn", "threads")}
-    found |= environment.get("packages", {}) | environment.get("variables", {})
-    return {name: str(value) for name, value in found.items() if value is not None}
+    values = {name: environment.get(name) for name in ("device", "driver", "python", "tflabench", "commit")}
+    values |= {name: facts.get(name) for name in ("cuda", "cudnn", "threads")}
+    values |= environment.get("packages", {}) | environment.get("variables", {})
+    return {name: str(value) for name, value in values.items() if value is not None}
 
 
 def conditions_of(rows: Iterable[Row], runs: Mapping[str, Any]) -> dict[str, list[str]]:
     """All values that each condition had in the runs behind the rows, the device and protocol as the rows have them."""
-    found: dict[str, set[str]] = defaultdict(set)
+    values: dict[str, set[str]] = defaultdict(set)
     for row in rows:
         described = conditions(runs.get(row.run_id, {}))
         for name, value in {**described, "device": row.device, "protocol": row.protocol}.items():
-            found[name].add(value)
-    return {name: sorted(values) for name, values in found.items()}
+            values[name].add(value)
+    return {name: sorted(several) for name, several in values.items()}
 
 
 def differences(a: Mapping[str, Sequence[str]], b: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, str]]:
@@ -72,17 +72,19 @@ class Campaign:
     @cached_property
     def decisive(self) -> dict[str, str]:
         """Return the conditions that decide its times."""
-        found = conditions_of(self.rows, self.runs)
-        return {key: " ".join(found.get(key, ["not recorded"])) for key in DECISIVE}
+        values = conditions_of(self.rows, self.runs)
+        return {name: " ".join(values.get(name, ["not recorded"])) for name in DECISIVE}
 
     def apart_from(self, *others: Campaign) -> list[str]:
         """Return those of its decisive conditions that any other does not share, in words."""
-        return [f"{key} {own}" for key, own in self.decisive.items() if any(x.decisive[key] != own for x in others)]
+        return [
+            f"{name} {value}" for name, value in self.decisive.items() if any(x.decisive[name] != value for x in others)
+        ]
 
 
 def campaigns(results: Iterable[Results]) -> list[Campaign]:
     """Return the rows of results folders, apart where device, driver or the versions that decide a time differ."""
-    found = []
+    made = []
     for folder in results:
         apart: dict[tuple, list[Row]] = defaultdict(list)
         for row in folder.rows:
@@ -90,5 +92,5 @@ def campaigns(results: Iterable[Results]) -> list[Campaign]:
             apart[tuple(run.get(name) for name in DECISIVE)].append(row)
         for rows in apart.values():
             runs = {run: folder.runs[run] for run in dict.fromkeys(row.run_id for row in rows) if run in folder.runs}
-            found.append(Campaign(str(folder.folder), tuple(rows), runs))
-    return found
+            made.append(Campaign(str(folder.folder), tuple(rows), runs))
+    return made

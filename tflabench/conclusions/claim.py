@@ -108,8 +108,8 @@ def spread(numbers: Numbers, form: str, axis: str) -> str:
     values = [number.value for number in numbers.values()]
     ends = dict.fromkeys((min(numbers), max(numbers)))
     widest = max(abs(number.relative) for number in numbers.values())
-    known = f" (± {100 * widest:.1f}%)" if widest >= 5e-4 else ""
-    where = f"{known}, {AXIS_SYMBOLS[axis]} = {' to '.join(map(str, ends))}"
+    margin = f" (± {100 * widest:.1f}%)" if widest >= 5e-4 else ""
+    where = f"{margin}, {AXIS_SYMBOLS[axis]} = {' to '.join(map(str, ends))}"
     if len(values) == 1:
         return f"{form.format(values[0])}{where}"
     return f"{form.format(min(values))} to {form.format(max(values))}, median {form.format(median(values))}{where}"

@@ -98,8 +98,8 @@ def threshold_of(a: Row, b: Row, tolerance: Tolerance = Tolerance()) -> Threshol
         return Threshold(WITHIN_COMPARISON, "within one comparison")
     if a.gpu_uuid is not None and a.gpu_uuid == b.gpu_uuid:
         return Threshold(BETWEEN_RUNS, "between runs on one GPU")
-    known = a.gpu_uuid is not None and b.gpu_uuid is not None
-    return Threshold(BETWEEN_GPUS, "between two GPUs" if known else "where rows do not say which GPU they are from")
+    recorded = a.gpu_uuid is not None and b.gpu_uuid is not None
+    return Threshold(BETWEEN_GPUS, "between two GPUs" if recorded else "where rows do not say which GPU they are from")
 
 
 def match_folders(a: Sequence[Results], b: Sequence[Results], roots: tuple[Path, Path]) -> Matching:

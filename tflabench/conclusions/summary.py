@@ -98,14 +98,14 @@ def ending(swept: Swept, full: bool = False) -> RenderableType:
     ok = sum(row.status == "ok" for row in swept.rows)
     counts = Counter(row.status for row in swept.rows)
     left = f", {swept.left} left: the same command measures them" if swept.left else ""
-    others = ", ".join(f"{counts[status]} {status}" for status in GRAVEST if counts[status])
+    failed = ", ".join(f"{counts[status]} {status}" for status in GRAVEST if counts[status])
     parts: list[RenderableType] = []
     if shown:
         parts += _fastest(shown, len(groups), swept.rows)
         if any(row.throttled for group in shown for row in group):
             parts.append(Text(f"{THROTTLED} the GPU held its clock back: a ratio of such a time is a bound, or none"))
         parts.append("")
-    parts.append(Text(f"{ok} of {len(swept.rows)} points measured{left}{others and f'; {others}'}", "bold"))
+    parts.append(Text(f"{ok} of {len(swept.rows)} points measured{left}{failed and f'; {failed}'}", "bold"))
     parts += [Text(f"  {line}") for line in (*listed, *notes(swept.rows))]
     if written := _written(swept.files):
         parts.append(Text(f"written: {written}"))
