@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-import numpy as np
-import pytest
-from figure_rows import RUN, SWEEPS, items, lengths, lit, made, row, source
+import re
 
-from tflabench.figures import looks
+import numpy as np
+import pandas as pd
+import pytest
+from figure_rows import RUN, SWEEPS, framed, items, lengths, lit, made, row, source, write
+from matplotlib.text import Text
+
+from tflabench import figures
+from tflabench.figures import axes, facets, looks, matplotlib_renderer
+from tflabench.figures.captions import compact, provenance
 from tflabench.figures.highlights import MOST
-from tflabench.figures.model import Band, Bars, Cross, Curve
+from tflabench.figures.model import Band, Bars, Cross, Curve, Mark
+from tflabench.implementations import registry
+from tflabench.problem import InputError
+from tflabench.rows.load import read_rows
 
 
 @pytest.mark.parametrize("name", SWEEPS)
@@ -185,6 +194,259 @@ def test_the_legend_has_no_band_that_is_not_drawn():
     assert not any(items(panel, Band) for panel in figure.panels)
     assert not [key for key in figure.keys if key.kind == "area"]
     assert not any(line.startswith("Shaded") for line in figure.caption)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"throttled": True}, {"comparison_id": "other"}, {"closed": False}, {"status": "wrong"}]
+)
+def test_the_title_is_plain_where_no_ratio_may_be_taken(changes):
+    rows = [r.model_copy(update=changes if r.implementation == "nxai_sig_xl" else {}) for r in compared()]
+    assert made(rows, ["runtime"])["runtime-seq_len"].title == "mLSTM forward, H200"
+
+
+# --- which figures there are
+
+
+def test_sweeps_of_other_axes_at_one_length_make_no_figures_of_their_own():
+    """A sweep of T, one of d_hv and one of L have T = 8192 in common: one figure an axis, with its curves alone."""
+    over_t = lengths(("tfla_sig_xl", "sdpa_flash"), ("fw",))
+    over_d = [
+        row(asked="auto", heads=4096 // d, d_hv=d, d_qk=d, chunk_size=size) for d, size in ((64, 128), (512, 256))
+    ]
+    over_l = [row(heads=8, d_hv=512, d_qk=256, chunk_size=size) for size in (64, 128, 1024)]
+    alone = row("tfla_exp_xl", seq_len=4096, batch=16)
+    frame = framed([*over_t, *over_d, *over_l, alone])
+    curves = {axis: facets.split(frame, axis) for axis in ("seq_len", "chunk_size")}
+    (over_lengths,), (over_sizes,) = curves.values()
+    points = {row.point for row in [*over_t, alone]}
+    assert set(over_lengths.rows["point"]) == points, "one point of its own may stand beside curves"
+    assert {row.point for row in over_l} <= set(over_sizes.rows["point"])
+    assert set(over_sizes.rows["seq_len"]) == {8192}
+
+
+def test_axes_that_follow_from_another_make_no_figures():
+    frame = framed(SWEEPS["lengths"])
+    assert facets.swept_axes(frame) == ["seq_len"], "batch follows from 65,536 tokens"
+    frame = framed(SWEEPS["linear"])
+    assert facets.swept_axes(frame) == ["d_hv"], "d_qk and heads follow"
+
+
+def test_a_star_of_sweeps_makes_a_figure_an_axis():
+    """As the quick preset: lengths at the chosen L, and chunk sizes at one length, one of them what was chosen."""
+    rows = [row(seq_len=2**n, asked="auto") for n in range(10, 14)]
+    rows += [row(chunk_size=size) for size in (64, 128, 256)]
+    rows += [row("sdpa_flash", seq_len=2**n) for n in range(10, 14)]
+    found = made(rows, ["runtime", "chunk"])
+    assert set(found) == {"runtime-seq_len", "runtime-chunk_size", "chunk-tfla_sig_xl"}
+    assert sorted(found["runtime-seq_len"].rows["seq_len"]) == sorted([2**n for n in range(10, 14)] * 2)
+    assert sorted(found["chunk-tfla_sig_xl"].rows["chunk_size"]) == [64, 128, 256]
+    panel = found["runtime-chunk_size"].panels[0]
+    level = lit(panel)["sdpa_flash"]
+    assert tuple(level.x) == panel.x.limits, "attention has no L: a level line"
+    assert len(set(level.y)) == 1
+
+
+def test_settings_become_files_of_their_own():
+    assert {"runtime-seq_len-dtype_bfloat16", "runtime-dtype-seq_len_512"} <= set(made(SWEEPS["dtypes"], ["runtime"]))
+
+
+def test_the_tradeoff_has_runtime_left_memory_right_and_rings_the_least_runtime():
+    figure = made(SWEEPS["chunks"], ["chunk"])["chunk-tfla_sig_xl"]
+    assert figure.columns == 2
+    left, right = figure.panels[:2]
+    assert left.y.label == "median runtime [ms]"
+    assert right.y.label == "peak memory [GiB]"
+    forward = figure.rows[figure.rows["pass"] == "fw"].sort_values("chunk_size")
+    (memory,) = items(right, Curve)
+    np.testing.assert_allclose(memory.y, forward["peak_bytes"] / 2**30)
+    (ring,) = items(left, Mark)
+    assert ring.ring
+    assert ring.y == forward["ms_median"].min()
+    assert f"L\u00a0=\u00a0{ring.x:.0f} forward" in figure.title
+
+
+def test_the_roofline_has_every_point_and_the_measured_roof_alone():
+    figure = made(SWEEPS["lengths"], ["roofline"])["roofline-bfloat16"]
+    panel = figure.panels[0]
+    points = {
+        (float(x), float(y))
+        for curve in items(panel, Curve)
+        if curve.name
+        for x, y in zip(curve.x, curve.y, strict=True)
+    }
+    done = figure.rows[(figure.rows["pass"] == "fw") & (figure.rows["status"] == "ok")]
+    expected = {
+        (f / b, f / ms / 1e9)
+        for f, b, ms in zip(done["model_flops"], done["model_bytes"], done["ms_median"], strict=True)
+    }
+    assert sorted(points) == [pytest.approx(point) for point in sorted(expected)]
+    (roof,) = [curve for curve in items(panel, Curve) if curve.role == "theory"]
+    assert roof.label == "measured roof"
+    assert list(roof.y)[1:] == pytest.approx([807, 807])
+    assert roof.x[1] == pytest.approx(807 / 4.2), "the ridge, alpha / beta"
+    assert any("807 TFLOP/s, 4,200 GB/s" in line for line in figure.caption)
+    datasheet = made(SWEEPS["lengths"], ["roofline"], runs={})["roofline-bfloat16"]
+    assert [c.label for c in items(datasheet.panels[0], Curve) if c.role == "theory"] == ["datasheet roof"]
+
+
+def test_points_of_a_roofline_are_told_apart_without_dashes():
+    times = {"tfla_sig_xl": 1.0, "hopper_sig": 2.0, "tfla_sig_limit": 4.0}
+    rows = [row(name, seq_len=2**n, ms_median=ms) for name, ms in times.items() for n in (10, 11)]
+    (panel,) = made(rows, ["roofline"])["roofline-bfloat16"].panels
+    inks = [curve.ink for curve in items(panel, Curve) if curve.role == "highlight"]
+    assert len(inks) == len(set(inks)) == 3
+
+
+def test_a_roofline_without_known_ceilings_says_how_to_get_them():
+    rows = [row(device="some CPU", seq_len=2**n) for n in (9, 10)]
+    figure = made(rows, ["roofline"], runs={})["roofline-bfloat16"]
+    assert any("tflabench calibrate" in line for line in figure.caption)
+
+
+# --- looks and axes
+
+
+def test_an_implementation_looks_the_same_whatever_else_was_measured():
+    some = framed([row("sdpa"), row("reference_exp")])
+    more = framed([row("reference_exp"), row("mamba2")])
+    assert looks.looks(some)["reference_exp"] == looks.looks(more)["reference_exp"]
+
+
+def test_a_missing_gate_is_none_however_pandas_writes_it():
+    frame = framed([row("sdpa_flash"), row("mamba2"), row("tfla_sig_xl")])
+    assert looks.looks(frame.assign(gate=[float("nan"), float("nan"), "sig"])) == looks.looks(frame)
+
+
+def test_thirty_implementations_are_told_apart():
+    table = looks.looks(framed(SWEEPS["many"]))
+    assert len({look.ink for look in table.values()}) == len(table) == 30
+
+
+@pytest.mark.parametrize(
+    ("name", "whose"),
+    [
+        ("hopper_sig", "ours"),
+        ("step_mamba2", "ours"),
+        ("gla_chunk_fuse", "published"),
+        ("reference_sig", "PyTorch"),
+        ("nxai_sig_xl", "mlstm_kernels"),
+        ("fla_gla", "fla"),
+        ("mamba2", "mamba"),
+        ("sdpa_cudnn", "softmax attention"),
+        ("my_kernel", "others"),
+    ],
+)
+def test_the_colour_says_whose_kernel_it_is(name, whose):
+    owner = registry.owner(name)
+    assert owner.name == whose
+    table = looks.looks(framed([row("sdpa")]).assign(implementation=name))
+    assert table[name].ink.colour == looks.COLOURS[owner.colour]
+
+
+def test_owners_have_colours_of_their_own():
+    owners = {impl.owner for impl in registry.implementations()}
+    assert len({owner.colour for owner in owners}) == len(owners)
+    assert len(set(looks.COLOURS.values())) == len(looks.COLOURS)
+
+
+@pytest.mark.parametrize(("value", "text"), [(512, "512"), (1024, "1Ki"), (65536, "64Ki"), (3000, "3000")])
+def test_counts_are_written_in_binary_thousands(value, text):
+    assert compact(value) == text
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.3, 0.4), (1, 7), (0.5, 60), (1e-3, 1e5), (99, 101), (1, 1e14)])
+def test_logarithmic_axes_have_a_few_ticks_within_their_limits(low, high):
+    axis = axes.logarithmic("x [y]", low, high)
+    assert axis.limits
+    assert axis.limits[0] < low < high < axis.limits[1]
+    assert 2 <= len(axis.ticks) <= 10
+    assert all(axis.limits[0] <= value <= axis.limits[1] for value, _ in axis.ticks)
+    assert len({words for _, words in axis.ticks}) == len(axis.ticks)
+
+
+# --- files
+
+
+def test_draw_all_writes_figures_their_captions_and_the_rows_of_each(tmp_path):
+    folder = write(tmp_path / "results", SWEEPS["chunks_one_pass"])
+    files = figures.draw_all(folder)
+    assert all(file.parent == folder / "figures" and file.stat().st_size for file in files)
+    stems = {"runtime-chunk_size", "memory-chunk_size", "chunk-tfla_sig_xl", "roofline-bfloat16"}
+    kinds = ("png", "svg", "txt", "csv")
+    assert {file.name for file in files} == {f"{stem}.{kind}" for stem in stems for kind in kinds}
+    data = pd.read_csv(folder / "figures" / "chunk-tfla_sig_xl.csv")
+    rows = read_rows(folder)
+    assert list(data.columns) == list(rows.columns)
+    for column in ("chunk_size", "ms_median", "peak_bytes", "model_ms_upper"):
+        assert list(data[column]) == list(rows[column])
+    caption = (folder / "figures" / "runtime-chunk_size.txt").read_text()
+    assert "NVIDIA H200 · 2026-11-21 · torch 2.13.0 · triton 3.9.0 · tflabench 0.1.0 (0123456789ab)" in caption
+    assert caption.startswith("mLSTM forward + backward, H200\n")
+
+
+def test_the_same_rows_give_the_same_svg(tmp_path):
+    folder = write(tmp_path, SWEEPS["single"])
+    first, second = (
+        figures.draw_all(folder, tmp_path / name, ["svg"], ["runtime"])[0].read_bytes() for name in ("one", "two")
+    )
+    assert first == second
+
+
+def test_an_implementation_that_is_not_there_cannot_be_highlighted(tmp_path):
+    folder = write(tmp_path, SWEEPS["single"])
+    with pytest.raises(
+        InputError, match=r"--highlight is 'tfla_sgi': no implementation is called so; did you mean tfla_sig_xl"
+    ):
+        figures.draw_all(folder, highlight=["tfla_sgi"])
+
+
+def test_the_origin_names_a_version_once_with_all_its_commits():
+    rows = pd.DataFrame({"run_id": list("abc"), "started_at": "2026-11-21", "device": "H200", "status": "error"})
+    rows["package"] = rows["package_version"] = "torch"
+    made = [("0.1.0", "2222222222222"), ("0.1.0", "1111111111111"), ("0.2.0", "3333333333333")]
+    runs = {run: {"tflabench": version, "commit": commit} for run, (version, commit) in zip("abc", made, strict=True)}
+    assert provenance(rows, runs).endswith("tflabench 0.1.0 (111111111111, 222222222222), 0.2.0 (333333333333)")
+
+
+def test_rows_without_a_description_of_their_run_are_drawn(tmp_path):
+    folder = write(tmp_path, SWEEPS["single"])
+    (folder / "environment.json").unlink()
+    assert figures.draw_all(folder, formats=["svg"], what=["runtime"])
+
+
+def test_a_damaged_description_is_the_users_to_mend(tmp_path):
+    folder = write(tmp_path, SWEEPS["single"])
+    (folder / "environment.json").write_text("{")
+    with pytest.raises(InputError, match=r"environment\.json"):
+        figures.draw_all(folder)
+
+
+# --- bad input
+
+
+HOSTILE = {
+    "markup": "<script>alert(1)</script><b>bold</b>",
+    "formula": r"$\frac{1}{0$ \nonsense _{x}^{",
+    "long": "a kernel with a very long name that says everything it does " * 2,
+    "empty": "",
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_names_are_words_whatever_they_hold(name, tmp_path):
+    rows = [row(seq_len=2**n, title=HOSTILE[name]) for n in (10, 11)]
+    for figure in made(rows).values():
+        matplotlib_renderer.write(figure, tmp_path / "figure.svg")
+    drawing = matplotlib_renderer.draw(made(rows, ["runtime"])["runtime-seq_len"])
+    said = " ".join(text.get_text().replace("\n", " ") for text in drawing.findobj(Text))
+    assert re.sub(r"\s+", " ", HOSTILE[name])[:15].strip() in said
+
+
+def test_values_that_are_no_numbers_make_a_figure(tmp_path):
+    rows = [row(seq_len=2**n, ms_median=float("nan") if n == 10 else 1.0, model_flops=None) for n in (10, 11, 12)]
+    for figure in made(rows).values():
+        matplotlib_renderer.write(figure, tmp_path / f"{figure.stem}.png")
+        assert (tmp_path / f"{figure.stem}.png").stat().st_size > 1000
 
 
 def test_sources_have_rows_as_they_are_stored():

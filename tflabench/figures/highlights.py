@@ -27,7 +27,7 @@ def chosen(rows: Rows, quantity: Quantity, looks: dict[str, Look], patterns: Seq
 
     Without patterns: the best of each owner, of ours the best mLSTM; then more of ours, then more of the others. Those
     with less than half as many points as the longest line come last. Plain PyTorch stays in the background where there
-    is a kernel of ours.
+    is a kernel of ours, and what is published to be read where there is no room.
     """
     measured = rows[rows["timed"] & (rows[quantity.column] > 0)]
     place = ["pass", "seq_len", "batch", "dtype"]
@@ -45,7 +45,7 @@ def chosen(rows: Rows, quantity: Quantity, looks: dict[str, Look], patterns: Seq
     foreground = [name for name in best if whose[name].role != "reference" or not ours]
     leading = []
     for each in owners(looks.values()):
-        of_owner = [name for name in foreground if whose[name] == each]
+        of_owner = [name for name in foreground if whose[name] == each and each.role != "published"]
         leading += sorted(of_owner, key=lambda name: name in ours and families[name] != "mlstm")[:1]
     rest = sorted((name for name in foreground if name not in leading), key=lambda name: name not in ours)
     return tuple(sorted([*leading, *rest][:MOST], key=lambda name: (excess[name], name)))

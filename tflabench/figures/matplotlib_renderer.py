@@ -270,9 +270,9 @@ def _names_beside(ax: Axes, panel: Panel) -> None:
 
 
 def _names_above(ax: Axes, panel: Panel) -> bool:
-    """Write the names of upright rules above a panel, two on either side; return whether there are any."""
+    """Write the names of upright rules above a panel, the outer ones outwards; return whether there are any."""
     named = [item for item in panel.items if isinstance(item, Rule) and item.side == "x" and item.label]
-    sides = ("right", "left") if len(named) == 2 else ["center"] * len(named)
+    sides = ["center"] if len(named) == 1 else ["right", *["center"] * (len(named) - 2), "left"][: len(named)]
     style: dict[str, Any] = {"transform": ax.get_xaxis_transform(), "fontsize": SMALL, "va": "bottom"}
     for rule, side in zip(sorted(named, key=lambda rule: rule.value), sides, strict=True):
         ax.text(rule.value, 1.02, rule.label, color=_readable(rule.ink.colour), ha=side, **style)
