@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from tflabench.theory.problem_bound import Bounded
+    from tflabench.theory.roofline import Bounded
 
 NEEDS = {"fla": "pip install flash-linear-attention==0.6.0", "triton": "pip install triton", **EINOPS}
 PACKAGE, PARTS = "flash-linear-attention", ("fla-core",)

@@ -91,7 +91,7 @@ class PointRun:
         self.state = "prepared"
         self.turns.append(Turn(**result["turn"]))
         self.measure_s += result["seconds"]
-        self.columns |= {name: result[name] for name in ("gpu_kernels",) if name in result}
+        self.columns |= result.get("columns", {})
         if result["sm_clock_mhz"]:
             self.clocks.append(result["sm_clock_mhz"])
         if result["throttled"] is not None:

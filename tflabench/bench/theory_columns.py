@@ -11,7 +11,7 @@ from typing import Any
 
 from tflabench.implementations.adapter import Implementation
 from tflabench.problem import Problem
-from tflabench.theory import problem_bound, roofline
+from tflabench.theory import roofline
 from tflabench.theory.hardware import Ceilings
 
 
@@ -29,7 +29,7 @@ def modelled(impl: Implementation, problem: Problem, ceilings: Ceilings, ms: flo
     if ms is not None:
         columns["tflops"] = count.flops / ms / 1e9
         columns["gbps"] = count.bytes / ms / 1e6
-        bound = problem_bound.bound_s(impl.bounded, problem, ceilings)
+        bound = roofline.bound_s(impl.bounded, problem, ceilings)
         columns["percent_of_bound"] = None if bound is None else 100 * bound / (ms / 1e3)
         columns["percent_of_own_roofline"] = float(roofline.percent_of_own_roofline(count, ceilings, ms / 1e3))
     return columns

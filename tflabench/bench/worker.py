@@ -190,10 +190,10 @@ class Worker:
     def turn(
         self, implementation: str, problem: dict[str, Any], protocol: dict[str, Any], names: bool = False
     ) -> dict[str, Any]:
-        """Sample a point that this process has prepared; `turn` of the answer has the fields of `timing.Turn`.
+        """Sample a point that this process has prepared; its `turn` is a `timing.Turn`, its `columns` are of the row.
 
         Args:
-            names: also say which GPU kernels a call launches, as `gpu_kernels`; a profiler looks after the samples.
+            names: also say which GPU kernels a call launches, as a column; a profiler looks after the samples.
         """
         from tflabench.bench.answers import digest
         from tflabench.bench.kernel_names import launched
@@ -205,9 +205,10 @@ class Worker:
         with self._gradients(ready):
             self.answer({"stage": "timing"})
             turn = take_turn(ready.step, self.device, Protocol(**protocol), clocks)
-            seen = {"gpu_kernels": launched(ready.step, self.device)} if names else {}
-        return seen | {
+            columns = {"gpu_kernels": launched(ready.step, self.device)} if names else {}
+        return {
             "status": "ok",
+            "columns": columns,
             "turn": asdict(turn),
             "sm_clock_mhz": clocks.median_mhz,
             "throttled": clocks.throttled,

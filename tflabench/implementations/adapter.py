@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tflabench.theory.calibrated import Modelled
     from tflabench.theory.cost import Cost
     from tflabench.theory.hardware import Gpu
-    from tflabench.theory.problem_bound import Bounded
+    from tflabench.theory.roofline import Bounded
 
 Family = Literal["mlstm", "attention", "linear_attention", "ssm"]
 Formulation = Literal["chunkwise", "fused", "parallel", "recurrent", "attention"]
@@ -133,7 +133,7 @@ class Implementation:
         modelled: what it is to the calibrated model, None where that does not describe it.
         operation: what it computes, by a name, where implementations of other packages compute the same and it is no
             mLSTM: "simple_gla", "mamba2", ...
-        bound: which formula of `theory.problem_bound` bounds its problem, where its family does not say: an mLSTM has
+        bound: which formula of `theory.roofline` bounds its problem, where its family does not say: an mLSTM has
             two gates, attention is attention. None elsewhere: no formula (the delta rules, Mamba).
     """
 

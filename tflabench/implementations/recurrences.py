@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from tflabench.theory.calibrated import Algorithm
-    from tflabench.theory.problem_bound import Bounded
+    from tflabench.theory.roofline import Bounded
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, cast, get_args, get_origin
 
 from tflabench.problem import InputError
 from tflabench.rows.schema import Row
@@ -13,22 +13,26 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-JSON_COLUMNS = ["details", "tuned", "gpu_kernels"]  # lists and dicts, which files hold as JSON
+def _has_parts(annotation: Any) -> bool:
+    return any(get_origin(part) in (list, dict) for part in (annotation, *get_args(annotation)))
+
+
+COLUMNS = {field.alias or name: field for name, field in Row.model_fields.items()}
+JSON_COLUMNS = [name for name, field in COLUMNS.items() if _has_parts(field.annotation)]  # which files hold as JSON
 
 
 def frame(rows: Sequence[Row]) -> pd.DataFrame:
     """Rows as a table: columns as `Row` names them, of one type also where every value is missing."""
     import pandas as pd
 
-    fields = [row.__dict__ for row in rows]
+    attributes = zip(COLUMNS, Row.model_fields, strict=True)
     table = pd.DataFrame(
-        {field.alias or name: [own[name] for own in fields] for name, field in Row.model_fields.items()},
+        {column: [row.__dict__[attribute] for row in rows] for column, attribute in attributes},
         dtype=None if rows else object,  # of no rows too, words are words
     )
-    for name, field in Row.model_fields.items():
-        dtype = {int | None: "Int64", float | None: "float64", bool | None: "boolean"}.get(field.annotation)  # type: ignore[call-overload]
-        if dtype:
-            table[field.alias or name] = table[field.alias or name].astype(dtype)  # type: ignore[call-overload]
+    for name, field in COLUMNS.items():
+        if dtype := {int | None: "Int64", float | None: "float64", bool | None: "boolean"}.get(field.annotation):  # type: ignore[call-overload]
+            table[name] = table[name].astype(dtype)  # type: ignore[call-overload]
     return table
 
 
@@ -36,15 +40,14 @@ def rows_of(table: pd.DataFrame) -> list[Row]:
     """Return the rows of a table that `frame` made, or of a part of one; columns that rows lack are left out.
 
     Raises:
-        InputError: a column is missing, or holds what no row can.
+        InputError: a column that every row has is missing, or one holds what no row can.
     """
     from pydantic import ValidationError
 
-    names = [field.alias or name for name, field in Row.model_fields.items()]
-    if missing := [name for name in names if name not in table.columns]:
+    if missing := [name for name, field in COLUMNS.items() if field.is_required() and name not in table.columns]:
         raise InputError(f"the table has no column {missing[0]!r}: it must have those that tflabench.load gives")
     try:
-        return [Row.model_validate(record) for record in records(table[names])]
+        return [Row.model_validate(record) for record in records(table[table.columns.intersection(list(COLUMNS))])]
     except ValidationError as error:
         first = error.errors()[0]
         where = first["loc"][0] if first["loc"] else "row"

@@ -14,7 +14,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Literal
@@ -71,9 +71,9 @@ class Gpu:
         float32_flops_per_s: of the vector lanes, a multiply-add counted as two; from the document of the ceilings.
         clock_hz: that the float32 rate stands for; Hopper's and Blackwell's matrix rates stand for a lower one.
         capability: CUDA compute capability; None where not known, and for GPUs of others.
-        shared_memory_bytes: that a block (a program of Triton's) can have if it asks for it; None likewise.
         source: of multiprocessors and L2.
         note: what a reader might argue about.
+        shared_memory_bytes: that a block (a program of Triton's) can have if it asks for it; follows from `capability`.
     """
 
     name: str
@@ -84,12 +84,16 @@ class Gpu:
     float32_flops_per_s: float | None = None
     clock_hz: float | None = None
     capability: tuple[int, int] | None = None
-    shared_memory_bytes: int | None = None
     vendor: str = "NVIDIA"
     aliases: tuple[str, ...] = ()
     device: str | None = None
     source: str = ""
     note: str = ""
+    shared_memory_bytes: int | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        shared = SHARED_MEMORY_BYTES.get(self.capability) if self.capability else None
+        object.__setattr__(self, "shared_memory_bytes", shared)
 
 
 def _datasheet(tflops: float, tbs: float, source: str) -> Ceilings:
@@ -117,97 +121,97 @@ KNOWN: tuple[Gpu, ...] = (
         "V100 SXM2 32GB", _datasheet(125, 0.9, "NVIDIA V100 datasheet"), 32e9, 80, 6 * MiB, 15.7e12, 1.53e9,
         aliases=("V100", "V100 SXM2"), device=r"V100-SXM2", source="NVIDIA Volta architecture white paper",
         note="float16: Volta has no bfloat16. The paper's Table 18 has 120 TFLOP/s, NVIDIA's figure at launch.",
-        capability=(7, 0), shared_memory_bytes=SHARED_MEMORY_BYTES[7, 0],
+        capability=(7, 0),
     ),
     Gpu(
         "A100 SXM 40GB", _datasheet(312, 1.555, "NVIDIA A100 datasheet"), 40e9, 108, 40 * MiB, 19.5e12, 1.41e9,
         aliases=("A100 40GB",), device=r"A100-SXM4-40GB", source=_A100_PAPER,
-        capability=(8, 0), shared_memory_bytes=SHARED_MEMORY_BYTES[8, 0],
+        capability=(8, 0),
     ),
     Gpu(
         "A100 SXM 80GB", _datasheet(312, 2.039, "NVIDIA A100 80GB datasheet"), 80e9, 108, 40 * MiB, 19.5e12, 1.41e9,
         aliases=("A100", "A100 SXM", "A100 80GB"), device=r"A100-SXM4-80GB", source=_A100_PAPER,
         note="The paper's Table 18 calls its row A100 SXM but has 1.935 TB/s, the bandwidth of the PCIe 80GB card.",
-        capability=(8, 0), shared_memory_bytes=SHARED_MEMORY_BYTES[8, 0],
+        capability=(8, 0),
     ),
     Gpu(
         "A100 PCIe 40GB", _datasheet(312, 1.555, "NVIDIA A100 datasheet"), 40e9, 108, 40 * MiB, 19.5e12, 1.41e9,
         device=r"A100-PCIE-40GB", source=_A100_PAPER,
-        capability=(8, 0), shared_memory_bytes=SHARED_MEMORY_BYTES[8, 0],
+        capability=(8, 0),
     ),
     Gpu(
         "A100 PCIe 80GB", _datasheet(312, 1.935, "NVIDIA A100 80GB datasheet"), 80e9, 108, 40 * MiB, 19.5e12, 1.41e9,
         aliases=("A100 PCIe",), device=r"A100 80GB PCIe", source=_A100_PAPER,
-        capability=(8, 0), shared_memory_bytes=SHARED_MEMORY_BYTES[8, 0],
+        capability=(8, 0),
     ),
     Gpu(
         "H100 SXM", _datasheet(989, 3.35, _H100_SHEET), 80e9, 132, 50 * MiB, 67e12, 1.98e9,
         aliases=("H100", "H100 SXM 80GB"), device=r"H100 80GB HBM3", source=_H100_PAPER,
         note="989.4 TFLOP/s in the white paper; rounded as in the paper's Table 18.",
-        capability=(9, 0), shared_memory_bytes=SHARED_MEMORY_BYTES[9, 0],
+        capability=(9, 0),
     ),
     Gpu(
         "H100 PCIe", _datasheet(756, 2.0, "NVIDIA H100 datasheet (1,513 TFLOP/s sparse, 2 TB/s)"),
         80e9, 114, 50 * MiB, 51e12, 1.755e9,
         device=r"H100 PCIe", source=_H100_PAPER,
-        capability=(9, 0), shared_memory_bytes=SHARED_MEMORY_BYTES[9, 0],
+        capability=(9, 0),
     ),
     Gpu(
         "H100 NVL", _datasheet(835, 3.9, "NVIDIA H100 datasheet (1,671 TFLOP/s sparse, 3.9 TB/s)"),
         94e9, 132, None, 60e12, 1.785e9,
         device=r"H100 NVL", source="NVIDIA H100 NVL product brief",
         note="One card; older datasheets print the sum of a bridged pair.",
-        capability=(9, 0), shared_memory_bytes=SHARED_MEMORY_BYTES[9, 0],
+        capability=(9, 0),
     ),
     Gpu(
         "H200 SXM", _datasheet(989, 4.8, "NVIDIA H200 datasheet (1,979 TFLOP/s sparse, 4.8 TB/s)"),
         141e9, 132, 60 * MiB, 67e12, 1.98e9,
         aliases=("H200",), device=r"(?<!G)H200(?! NVL)", source="as reported by the driver",
-        capability=(9, 0), shared_memory_bytes=SHARED_MEMORY_BYTES[9, 0],
+        capability=(9, 0),
     ),
     Gpu(
         "GH200 96GB", _datasheet(989.5, 4.0, _GH200_SHEET), 96e9, 132, None, 67e12, 1.98e9,
         aliases=("GH200", "GH200 480GB", "GH200 HBM3"), device=r"GH200 (96|120|480)G", source=_GH200_SOURCE,
         note="Hopper's GPU beside a Grace CPU; the driver names the CPU's memory: 480GB.",
-        capability=(9, 0), shared_memory_bytes=SHARED_MEMORY_BYTES[9, 0],
+        capability=(9, 0),
     ),
     Gpu(
         "GH200 144GB", _datasheet(989.5, 4.9, _GH200_SHEET), 144e9, 132, None, 67e12, 1.98e9,
         aliases=("GH200 144G HBM3e", "GH200 HBM3e"), device=r"GH200 144G", source=_GH200_SOURCE,
         note="Hopper's GPU beside a Grace CPU.",
-        capability=(9, 0), shared_memory_bytes=SHARED_MEMORY_BYTES[9, 0],
+        capability=(9, 0),
     ),
     Gpu(
         "B200", _datasheet(2250, 7.7, _BLACKWELL_SHEET + ", HGX B200 (4.5 PFLOP/s sparse, 7.7 TB/s)"),
         180e9, 148, 126 * MiB, 75e12, 1.98e9,
         aliases=("B200 SXM", "HGX B200"), device=r"(?<!G)B200", source=_BLACKWELL_DRIVER,
         note="1,000 W HGX part, as in the paper's Table 18; others quote 192 GB and 8 TB/s.",
-        capability=(10, 0), shared_memory_bytes=SHARED_MEMORY_BYTES[10, 0],
+        capability=(10, 0),
     ),
     Gpu(
         "GB200", _datasheet(2500, 8.0, _BLACKWELL_SHEET + ", GB200 NVL72 (5 PFLOP/s sparse, 8 TB/s)"),
         186e9, 152, 126 * MiB, 80e12, 2.06e9,
         device=r"GB200", source=_BLACKWELL_DRIVER, note="One of the superchip's two GPUs.",
-        capability=(10, 0), shared_memory_bytes=SHARED_MEMORY_BYTES[10, 0],
+        capability=(10, 0),
     ),
     Gpu(
         "L40S", _datasheet(362.05, 0.864, "NVIDIA L40S datasheet"), 48e9, 142, 96 * MiB, 91.6e12, 2.52e9,
         device=r"L40S", source="NVIDIA Ada architecture white paper",
-        capability=(8, 9), shared_memory_bytes=SHARED_MEMORY_BYTES[8, 9],
+        capability=(8, 9),
     ),
     Gpu(
         "RTX 4090", _datasheet(165.2, 1.008, "NVIDIA Ada architecture white paper, appendix A"),
         24e9, 128, 72 * MiB, 82.6e12, 2.52e9,
         aliases=("GeForce RTX 4090", "4090"), device=r"RTX 4090(?! D| Laptop)",
         source="NVIDIA Ada architecture white paper", note="float32 accumulation; 330.3 with float16 accumulation.",
-        capability=(8, 9), shared_memory_bytes=SHARED_MEMORY_BYTES[8, 9],
+        capability=(8, 9),
     ),
     Gpu(
         "RTX 5090", _datasheet(209.5, 1.792, "NVIDIA RTX Blackwell architecture white paper, appendix A"),
         32e9, 170, 96 * MiB, 104.8e12, 2.41e9, aliases=("GeForce RTX 5090", "5090"), device=r"RTX 5090(?! D| Laptop)",
         source="NVIDIA RTX Blackwell architecture white paper",
         note="float32 accumulation; 419 with float16 accumulation (float16 inputs) or with sparsity.",
-        capability=(12, 0), shared_memory_bytes=SHARED_MEMORY_BYTES[12, 0],
+        capability=(12, 0),
     ),
     Gpu(
         "MI300X", _datasheet(1307.4, 5.3, "AMD Instinct MI300X datasheet"), 192e9, 304, 32 * MiB, vendor="AMD",

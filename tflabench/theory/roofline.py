@@ -1,15 +1,38 @@
-"""Theoretical runtime, arithmetic intensity and roofline: eqs. (112)-(119) of the TFLA paper."""
+"""Theoretical runtime, arithmetic intensity and roofline, eqs. (112)-(119) of the TFLA paper; the bound of a problem.
+
+The bound of a problem is how long its forward and backward passes take at least, whichever kernel computes them.
+A pass reads each input once and writes each output once, and makes each product of the chunkwise form once. Its bound
+is max(bytes / bandwidth, FLOPs / matrix rate). Forward and backward are bounded one after the other, and the bound of
+both is the sum. Per token and head, with e bytes an element, t = min(64, T), and G bytes of gates:
+
+    forward   bytes  e (2 d_qk + 2 d_hv) + G                             read q, k, v and gates; write h
+              FLOPs  4 d_qk d_hv + t (d_qk + d_hv)                       update and read the state; S = QK^T and S V
+    backward  bytes  e (2 d_qk + 2 d_hv) + G + e (2 d_qk + d_hv) + G     read q, k, v, dh and gates; write gradients
+              FLOPs  10 d_qk d_hv + t (3 d_qk + 2 d_hv)                  update C and dC, read them for dq, dk and dv;
+                                                                         S = QK^T, dh V^T, S^T dh, dS K, dS^T Q
+
+Heads of v that share a head of q and k read these once, write their gradients once, and have one QK^T.
+
+64 is the smallest tile that tensor cores take well. A kernel with smaller chunks does fewer FLOPs, so that it can be
+faster than this bound where FLOPs decide. Softmax attention has no state: its FLOPs are the second terms, with t = T.
+"""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
+from tflabench.problem import InputError, Problem
 from tflabench.theory.cost import Cost
 from tflabench.theory.hardware import Ceilings
 
 Number = Any  # float or numpy array
+# What a problem computes, as far as its bound depends on that: softmax attention, or a linear recurrence without gates,
+# with one or two gates a step and head, or with a gate a step and key channel.
+Bounded = Literal["attention", "ungated", "one_gate", "two_gates", "channel_gates"]
+GATE_BYTES = 4  # of one gate, or of its gradient
+TILE = 64  # steps
 
 
 class TimeBounds(NamedTuple):
@@ -41,3 +64,41 @@ def percent_of_own_roofline(cost: Cost, ceilings: Ceilings, seconds: Number) -> 
     It is above 100 where they are not those of what ran: it moved less than counted, or its data stayed in a cache.
     """
     return 100 * time_bounds(cost, ceilings).lower / seconds
+
+
+def pass_bounds(bounded: Bounded, problem: Problem) -> tuple[Cost, ...] | None:
+    """Return the least FLOPs and bytes of every pass, over batch and heads: the forward, then the backward pass.
+
+    Returns:
+        None for a decode step, for which there is no formula.
+
+    Raises:
+        InputError: `bounded` is none of `Bounded`.
+    """
+    if bounded not in get_args(Bounded):
+        raise InputError(f"bounded is {bounded!r}: it must be one of {', '.join(get_args(Bounded))}")
+    if problem.pass_ == "decode":
+        return None
+    d_qk, d_hv, e = problem.d_qk, problem.d_hv, problem.element_bytes
+    gates = {"one_gate": GATE_BYTES, "two_gates": 2 * GATE_BYTES, "channel_gates": e * d_qk}.get(bounded, 0)
+    recurrent = bounded != "attention"
+    state = d_qk * d_hv if recurrent else 0
+    t = min(TILE, problem.seq_len) if recurrent else problem.seq_len
+    tokens = problem.tokens * problem.heads
+    d_k = d_qk / problem.group if problem.group > 1 else d_qk  # what is read, and multiplied for scores, once a group
+    read = e * (2 * d_k + 2 * d_hv) + gates  # backward, dh is read in place of h, which forward writes
+    forward = Cost(flops=tokens * (4 * state + t * (d_k + d_hv)), bytes=tokens * read)
+    written = e * (2 * d_k + d_hv) + gates
+    backward = Cost(flops=tokens * (10 * state + t * (2 * d_qk + d_k + 2 * d_hv)), bytes=tokens * (read + written))
+    return (forward, backward) if problem.pass_ == "fwbw" else (forward,)
+
+
+def bound_s(bounded: Bounded | None, problem: Problem, ceilings: Ceilings) -> float | None:
+    """Return the bound of a problem in seconds, None where there is no formula.
+
+    Args:
+        bounded: None for what no formula covers: the delta rules and Mamba.
+        ceilings: of the dtype of the problem.
+    """
+    costs = pass_bounds(bounded, problem) if bounded else None
+    return sum(float(time_bounds(cost, ceilings).lower) for cost in costs) if costs else None
