@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict
 from pathlib import Path
 
@@ -144,8 +145,7 @@ def test_what_failed_is_in_the_caption_with_its_reason(tmp_path):
     store(tmp_path / "rows", points)
     files = reproduce.draw(figure, reproduce.stored(points, tmp_path, figure.preset), tmp_path / "out", ["svg"])
     (caption,) = (path for path in files if path.name == "fig4.txt")
-    assert "crashed: mlstm_kernels mLSTMexp xl_chunk fw at " in caption.read_text()
-    assert "(aborted by signal 6)" in caption.read_text()
+    assert re.search(r"crashed: mlstm_kernels mLSTMexp xl_chunk .*aborted by signal 6", caption.read_text())
 
 
 def test_a_figure_of_measurements_is_nothing_without_them(tmp_path):

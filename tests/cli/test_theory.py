@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from commands import document, on_a_cpu, output, refused, run
 from synthetic import row, write
-from typer.testing import CliRunner, Result
 
 import tflabench
 from tflabench.bench import machine
 from tflabench.bench.machine import Machine
-from tflabench.cli.main import app
 from tflabench.problem import Problem
 from tflabench.theory import hardware
 from tflabench.theory.chunk_size import Tradeoff
@@ -25,30 +21,13 @@ PAPER = ["optimal-chunk", "--gpu", "H100", "--d-hv", "512", "--d-qk", "256"]
 
 
 @pytest.fixture(autouse=True)
-def own_machine(tmp_path, monkeypatch):
-    """A machine without a GPU and without stored ceilings, and a working directory of its own."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(machine, "detect", lambda device: Machine("cpu", "Some CPU, 2 cores", 8 << 30))
-
-
-def run(*argv: str, **env: str) -> Result:
-    return CliRunner().invoke(app, list(argv), env={"COLUMNS": "100", **env})
-
-
-def output(*argv: str, **env: str) -> str:
-    result = run(*argv, **env)
-    assert result.exit_code == 0, result.stderr
-    return result.stdout
-
-
-def loads(*argv: str) -> dict:
-    return json.loads(output(*argv, "--json"))
+def _machine(tmp_path, monkeypatch):
+    on_a_cpu(tmp_path, monkeypatch)
 
 
 class TestOptimalChunk:
     def test_json_holds_the_contract_and_the_papers_values(self):
-        got = loads(*PAPER)
+        got = document(*PAPER)
         assert got["flop_optimal"] == pytest.approx(18.4, abs=0.05)
         assert got["runtime_optimal"] == pytest.approx(633.5, abs=0.05)
         assert got["recommended"] == 512
@@ -61,34 +40,34 @@ class TestOptimalChunk:
         assert got["predicted_ms_upper"] == pytest.approx(time.upper * 1e3)
 
     def test_the_options_reach_the_model(self):
-        base = loads(*PAPER)
-        assert loads(*PAPER, "--state-dtype", "bfloat16")["runtime_optimal"] < base["runtime_optimal"]
-        assert loads(*PAPER, "--causal-factor", "1")["flop_optimal"] < base["flop_optimal"]
-        assert loads(*PAPER, "--counts", "exact")["flop_optimal"] != base["flop_optimal"]
-        assert loads(*PAPER, "--gate", "exp")["runtime_optimal"] > base["runtime_optimal"]
-        assert loads(*PAPER, "--pass", "fwbw")["predicted_ms_upper"] > 2 * base["predicted_ms_upper"]
-        assert loads(*PAPER, "--batch", "16")["predicted_ms_upper"] == pytest.approx(2 * base["predicted_ms_upper"])
-        assert loads(*PAPER, "--heads", "4")["memory_bytes"] == base["memory_bytes"] / 2
-        assert loads(*PAPER, "--seq-len", "256")["recommended"] == 256
-        assert loads(*PAPER, "--dtype", "float32")["memory_bytes"] > base["memory_bytes"]
-        assert loads(*PAPER, "--tile", "1024")["recommended"] == 1024
+        base = document(*PAPER)
+        assert document(*PAPER, "--state-dtype", "bfloat16")["runtime_optimal"] < base["runtime_optimal"]
+        assert document(*PAPER, "--causal-factor", "1")["flop_optimal"] < base["flop_optimal"]
+        assert document(*PAPER, "--counts", "exact")["flop_optimal"] != base["flop_optimal"]
+        assert document(*PAPER, "--gate", "exp")["runtime_optimal"] > base["runtime_optimal"]
+        assert document(*PAPER, "--pass", "fwbw")["predicted_ms_upper"] > 2 * base["predicted_ms_upper"]
+        assert document(*PAPER, "--batch", "16")["predicted_ms_upper"] == pytest.approx(2 * base["predicted_ms_upper"])
+        assert document(*PAPER, "--heads", "4")["memory_bytes"] == base["memory_bytes"] / 2
+        assert document(*PAPER, "--seq-len", "256")["recommended"] == 256
+        assert document(*PAPER, "--dtype", "float32")["memory_bytes"] > base["memory_bytes"]
+        assert document(*PAPER, "--tile", "1024")["recommended"] == 1024
 
     def test_a_sequence_shorter_than_the_usual_tile_still_gets_an_answer(self):
-        got = loads(*PAPER, "--seq-len", "40")
+        got = document(*PAPER, "--seq-len", "40")
         assert (got["tile"], got["recommended"]) == (32, 32)
 
     def test_a_memory_budget_is_kept(self):
-        got = loads(*PAPER, "--memory-budget", "1.9GiB")
+        got = document(*PAPER, "--memory-budget", "1.9GiB")
         assert got["recommended"] == 1024
         assert got["memory_bytes"] <= got["memory_budget_bytes"] == int(1.9 * 2**30)
 
     def test_a_gpu_given_by_its_ceilings(self):
-        got = loads("optimal-chunk", "--peak-tflops", "989", "--bandwidth-tbs", "3.35")
-        assert got["runtime_optimal"] == loads(*PAPER)["runtime_optimal"]
+        got = document("optimal-chunk", "--peak-tflops", "989", "--bandwidth-tbs", "3.35")
+        assert got["runtime_optimal"] == document(*PAPER)["runtime_optimal"]
         assert got["gpu"]["ceilings"]["provenance"] == "given"
 
     def test_one_ceiling_may_replace_the_datasheets(self):
-        got = loads("optimal-chunk", "--gpu", "H200", "--bandwidth-tbs", "4.26")["gpu"]
+        got = document("optimal-chunk", "--gpu", "H200", "--bandwidth-tbs", "4.26")["gpu"]
         assert (got["name"], got["ceilings"]["flops_per_s"], got["ceilings"]["bytes_per_s"]) == (
             "H200 SXM",
             989e12,
@@ -96,11 +75,11 @@ class TestOptimalChunk:
         )
 
     def test_without_a_name_it_is_this_machines_gpu_as_measured(self, monkeypatch):
-        assert loads("optimal-chunk")["gpu"]["name"] == "H100 SXM"
+        assert document("optimal-chunk")["gpu"]["name"] == "H100 SXM"
         monkeypatch.setattr(machine, "detect", lambda device: Machine("cuda", "NVIDIA H200", 141 << 30))
-        assert loads("optimal-chunk")["gpu"]["ceilings"]["provenance"] == "datasheet"
+        assert document("optimal-chunk")["gpu"]["ceilings"]["provenance"] == "datasheet"
         hardware.store_ceilings("NVIDIA H200", "bfloat16", Ceilings(782e12, 4.26e12, "measured", "calibrate"))
-        got = loads("optimal-chunk")["gpu"]
+        got = document("optimal-chunk")["gpu"]
         assert (got["name"], got["ceilings"]["provenance"]) == ("H200 SXM", "measured")
 
     def test_a_dtype_that_the_datasheet_says_nothing_of_is_noted(self):
@@ -113,19 +92,34 @@ class TestOptimalChunk:
         for other in (["--gate", "exp"], ["--pass", "fwbw"], ["--counts", "exact"]):
             assert "(as eq. 121)" in output(*PAPER, *other, "--details")
 
-    def test_the_table_and_the_sketch_of_the_curve(self):
-        text = output(*PAPER, "--chunk-size", "192", "--details")
-        _, _, table = text.rpartition("bound by")
-        rows = {line.split()[0]: line for line in table.splitlines() if line[:1].strip() or line[1:2].isdigit()}
-        assert [size for size in rows if size.isdigit()][:6] == ["16", "32", "64", "128", "192", "256"]
-        assert rows["512"].rstrip().endswith("recommended")
-        assert rows["1024"].rstrip().endswith("within 5%")
-        assert rows["192"].rstrip().endswith("asked for")
-        assert "fewest FLOPs (eq. 111)        L = 18.4" in text
-        assert "least runtime (eq. 121)       L = 633.5, within 5% from 372 to 1081" in text
-        assert "░" in text
-        assert "▲" in text
-        assert sum("•" in line for line in text.splitlines()) > 5
+    def test_text_has_the_answer_and_details_every_size(self):
+        sizes = [str(each["chunk_size"]) for each in document(*PAPER, "--chunk-size", "192")["chunk_sizes"]]
+        short, long = output(*PAPER), output(*PAPER, "--chunk-size", "192", "--details")
+        assert short.startswith("L = 512 takes the least time in theory on H100 SXM: ")
+        assert "our hopper_sig would run with L = 8192" in " ".join(short.split())
+        assert len(short.splitlines()) <= 30
+        table = long.splitlines()[len(short.splitlines()) :]
+        assert [line.split()[0] for line in table if line[:1].isdigit()][-len(sizes) :] == sizes
+        assert any(set(line) & {"•", "*"} for line in table)
+
+    @pytest.mark.parametrize("columns", ["60", "80"])
+    def test_a_narrow_table_has_fewer_columns_and_every_digit(self, columns):
+        wide, narrow = (output(*PAPER, COLUMNS=width).splitlines() for width in ("160", columns))
+        assert all(len(line) <= int(columns) for line in narrow)
+        rows = [line.split()[:3] for line in wide if line[:1].isdigit()]
+        assert [cells[:3] for line in narrow if (cells := line.split())[:3] in rows] == rows
+
+    @pytest.mark.parametrize(
+        ("words", "kernel"),
+        [
+            (["--gpu", "A100"], "tfla_sig_xl"),
+            (["--gpu", "GH200", "--gate", "exp"], "hopper_exp"),
+            (["--gpu", "V100"], None),
+            (["--gpu", "H100", "--d-qk", "320"], "tfla_sig_xl"),
+        ],
+    )
+    def test_the_kernel_is_one_that_runs_there(self, words, kernel):
+        assert document("optimal-chunk", *words)["kernel"]["implementation"] == kernel
 
     @pytest.mark.parametrize(("suffix", "magic"), [(".png", b"\x89PNG"), (".svg", b"<?xml")])
     def test_plot_writes_the_picture_and_says_so_on_stderr(self, tmp_path, suffix, magic):
@@ -138,17 +132,16 @@ class TestOptimalChunk:
 
     def test_the_calibrated_model_has_an_l_of_its_own(self):
         """512 by a few percent; measured it is 256, 12% faster (results/h200/paper-fig5)."""
-        got = loads(*PAPER, "--gpu", "H200")["calibrated"]
+        got = document(*PAPER, "--gpu", "H200")["calibrated"]
         assert got["chunk_size"] == 512
         assert sum(got["ms_by_term"].values()) == pytest.approx(got["predicted_ms"])
-        assert "bundled kernels, calibrated   L = 512: " in output(*PAPER, "--gpu", "H200", "--details")
         for unknown in (["--gpu", "MI300X"], ["--dtype", "float32"]):
-            assert loads(*PAPER, *unknown)["calibrated"] is None
+            assert document(*PAPER, *unknown)["calibrated"] is None
 
     def test_gla_has_its_own_counts_and_kernel(self):
         size = ["--d-qk", "128", "--d-hv", "256", "--gpu", "H100", "--gate", "gla"]
-        got = loads("optimal-chunk", *size)
-        sig = loads("optimal-chunk", *size[:-1], "sig")
+        got = document("optimal-chunk", *size)
+        sig = document("optimal-chunk", *size[:-1], "sig")
         assert got["counts"] == "exact"  # the paper publishes none
         assert got["recommended"] == tflabench.optimal_chunk_size("H100", d_qk=128, d_hv=256, gate="gla") == 512
         assert got["kernel"] == {"implementation": "tfla_gla_xl", "chunk_size": 256, "refused": None}
@@ -156,22 +149,15 @@ class TestOptimalChunk:
         by_size = {row["chunk_size"]: row["bytes"] for row in got["chunk_sizes"]}
         steps, decays = 8 * 8 * 8192, 2 * (128 - 2) * 2  # read by two kernels, in two bytes
         assert by_size[256] - {row["chunk_size"]: row["bytes"] for row in sig["chunk_sizes"]}[256] == steps * decays
-        assert output("optimal-chunk", *size).splitlines()[3].startswith("GLA forward on H100 SXM")
 
     def test_the_fused_kernels_have_an_optimum_of_their_own_where_they_run(self):
         long = ["--d-hv", "256", "--d-qk", "128", "--heads", "16", "--seq-len", "65536", "--batch", "1"]
-        got = loads("optimal-chunk", "--gpu", "H200", *long)["fused"]
+        got = document("optimal-chunk", "--gpu", "H200", *long)["fused"]
         assert (got["chunk_size"], got["segments"]) == (14592, 5)
         assert got["waves"] == {"h": pytest.approx(16 * 4 * 2 / 132)}
         assert got["on_chip_state_bytes"] == {"h": 128 * 128 * 4}
-        assert "L = 14592: " in output("optimal-chunk", "--gpu", "H200", *long, "--details")
-        assert loads("optimal-chunk", "--gpu", "A100", *long)["fused"] is None
-        assert loads("optimal-chunk", "--gpu", "H200", "--dtype", "float32", *long)["fused"] is None
-
-    def test_colour_is_left_out_when_asked(self):
-        green = "\x1b[1;32m"
-        assert green in output(*PAPER, FORCE_COLOR="1", TERM="xterm", NO_COLOR="")
-        assert "\x1b[1;3" not in output(*PAPER, FORCE_COLOR="1", TERM="xterm", NO_COLOR="1")
+        assert document("optimal-chunk", "--gpu", "A100", *long)["fused"] is None
+        assert document("optimal-chunk", "--gpu", "H200", "--dtype", "float32", *long)["fused"] is None
 
 
 class TestGpus:
@@ -185,7 +171,7 @@ class TestGpus:
     def test_json(self, monkeypatch):
         monkeypatch.setattr(machine, "detect", lambda device: Machine("cuda", "NVIDIA H200", 141 << 30, "580"))
         hardware.store_ceilings("NVIDIA H200", "bfloat16", Ceilings(782e12, 4.26e12, "measured", "calibrate"))
-        got = loads("gpus")
+        got = document("gpus")
         assert [gpu["name"] for gpu in got["known"]] == [gpu.name for gpu in hardware.KNOWN]
         assert got["this_machine"]["known_as"] == "H200 SXM"
         assert got["this_machine"]["measured"]["bfloat16"]["bytes_per_s"] == 4.26e12
@@ -204,7 +190,7 @@ def stored(folder: Path, device: str = "NVIDIA H200") -> str:
 
 class TestRoofline:
     def test_draws_the_papers_gpus_into_the_working_directory(self, tmp_path):
-        got = loads("roofline")
+        got = document("roofline")
         assert (tmp_path / "roofline.png").read_bytes().startswith(b"\x89PNG")
         assert got["file"] == "roofline.png"
         assert [gpu["name"] for gpu in got["gpus"]] == ["V100 SXM2 32GB", "A100 SXM 80GB", "H100 SXM"]
@@ -214,7 +200,7 @@ class TestRoofline:
         assert (h100[4096]["attainable_tflops"], h100[4096]["bound"]) == (989, "compute")
 
     def test_options(self, tmp_path):
-        got = loads("roofline", "--gpu", "H200,L40S", "--chunk-size", "128", "--out", "here.svg", "--gate", "exp")
+        got = document("roofline", "--gpu", "H200,L40S", "--chunk-size", "128", "--out", "here.svg", "--gate", "exp")
         assert [(p["gpu"], p["chunk_size"]) for p in got["points"]] == [("H200 SXM", 128), ("L40S", 128)]
         assert (tmp_path / "here.svg").exists()
 
@@ -225,45 +211,37 @@ class TestRoofline:
         assert result.stderr == "wrote roofline.png\n"
 
     def test_overlay_draws_measured_rows_on_the_roof_of_their_gpu(self, tmp_path):
-        got = loads("roofline", "--overlay", stored(tmp_path / "rows"), "--out", "over.svg")
+        got = document("roofline", "--overlay", stored(tmp_path / "rows"), "--out", "over.svg")
         assert [gpu["name"] for gpu in got["gpus"]] == ["H200 SXM"]
         assert got["measured"] == [{"label": "tfla_sig_xl", "intensity": 80.0, "flops_per_s": pytest.approx(2e14)}]
 
+    def test_overlay_has_the_rows_of_the_pass_and_dtype(self, tmp_path):
+        theory = {"model_flops": 4e11, "model_bytes": 5e9, "device": "NVIDIA H200"}
+        rows = [row(ms=2.0, pass_="fw", **theory), row("sdpa", ms=4.0, pass_="fwbw", **theory)]
+        folder = str(write(tmp_path / "rows", rows))
+        for pass_, name in (("fw", "tfla_sig_xl"), ("fwbw", "sdpa")):
+            drawn = document("roofline", "--overlay", folder, "--pass", pass_)
+            assert [point["label"] for point in drawn["measured"]] == [name]
+        refused(["roofline", "--overlay", folder, "--dtype", "float32"], "has no measured rows of --pass fw")
+
     def test_overlay_of_a_machine_without_a_known_gpu_keeps_the_usual_roofs(self, tmp_path):
         folder = stored(tmp_path / "rows", device="Some CPU, 2 cores")
-        assert len(loads("roofline", "--overlay", folder)["gpus"]) == 3
-
-
-def refused(argv: list[str], said: str) -> None:
-    result = run(*argv)
-    assert result.exit_code == 2
-    assert said in result.stderr
-    assert len(result.stderr.splitlines()) == 1
-    assert result.stdout == ""
+        assert len(document("roofline", "--overlay", folder)["gpus"]) == 3
 
 
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
         (["--gpu", "H10O"], "no GPU is called 'H10O'; did you mean H100 SXM"),
-        (["--d-qk", "0"], "d_qk is 0: it must be at least 1"),
-        (["--d-hv", "-512"], "d_hv is -512: it must be at least 1"),
-        (["--seq-len", "0"], "seq_len is 0: it must be at least 1"),
         (["--gate", "sgi"], "gate is 'sgi': it must be one of exp, sig, gla (did you mean sig?)"),
-        (["--pass", "fwd"], "pass is 'fwd': it must be one of fw, fwbw, decode"),
         (["--pass", "decode"], "pass is 'decode': one step has no chunks"),
         (["--dtype", "bf16"], "dtype is 'bf16': it must be one of bfloat16"),
-        (["--state-dtype", "flaot32"], "state_dtype is 'flaot32': it must be one of"),
-        (["--counts", "exakt"], "did you mean exact?"),
         (["--causal-factor", "0.3"], "causal_factor is 0.3: it must lie in [0.5, 1]"),
         (["--memory-budget", "lots"], "memory_budget is 'lots': it must be a size such as 8GiB"),
-        (["--memory-budget", "0GiB"], "memory_budget is '0GiB': it must be more than nothing"),
         (["--memory-budget", "100MiB"], "memory_budget is 100 MiB: it must be at least"),
         (["--tile", "48"], "tile is 48: it must be a power of two"),
-        (["--tile", "16384"], "tile is 16384: it must be at most seq_len, which is 8192"),
         (["--chunk-size", "96"], "chunk_size is 96: it must be a positive multiple of the tile, which is 64"),
         (["--peak-tflops", "100"], "--peak-tflops is given without --bandwidth-tbs"),
-        (["--bandwidth-tbs", "1"], "--bandwidth-tbs is given without --peak-tflops"),
         (
             ["--gpu", "H100", "--peak-tflops", "-1"],
             "--peak-tflops is -1: it must lie between 0.0001 and 1000000 TFLOP/s",
@@ -279,7 +257,6 @@ def test_bad_input_to_optimal_chunk(argv, said):
     ("argv", "said"),
     [
         (["--gpu", "H100,B20"], "no GPU is called 'B20'; did you mean B200"),
-        (["--d-qk", "0"], "d_qk is 0: it must be at least 1"),
         (["--chunk-size", "64:"], "chunk_size has '64:'"),
         (["--chunk-size", "auto"], "chunk_size is 'auto': it must name chunk sizes"),
         (["--overlay", "nowhere"], "nowhere does not exist: give a results folder"),
@@ -288,12 +265,3 @@ def test_bad_input_to_optimal_chunk(argv, said):
 )
 def test_bad_input_to_roofline(argv, said):
     refused(["roofline", *argv], said)
-
-
-def test_as_a_process_bad_input_is_one_line_and_code_2():
-    command = [sys.executable, "-m", "tflabench", "optimal-chunk", "--gpu", "H10O"]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONWARNINGS": "default"})
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert len(done.stderr.splitlines()) == 1
-    assert "did you mean H100 SXM" in done.stderr

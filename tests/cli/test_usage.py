@@ -1,46 +1,162 @@
-"""What every command shares: usage errors are one line, help is help."""
+"""What holds for every command: its help, what it says of mistakes, and how it ends where it cannot go on."""
 
 from __future__ import annotations
 
+import json
+import math
+import os
+import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from commands import on_a_cpu, output, refused, run
+from typer.main import get_command
+
+import tflabench
+from tflabench.cli.common.app import COMMANDS
+from tflabench.cli.common.console import print_json
+from tflabench.cli.main import app
+
+COMMAND = [sys.executable, "-m", "tflabench"]
 
 
-def tflabench(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "tflabench", *arguments], capture_output=True, text=True, timeout=60, check=False
+@pytest.fixture(autouse=True)
+def _machine(tmp_path, monkeypatch):
+    on_a_cpu(tmp_path, monkeypatch)
+
+
+def process(*words: str, **options) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*COMMAND, *words], stderr=subprocess.PIPE, text=True, timeout=120, check=False, **options)
+
+
+def test_help_names_every_command_below_its_heading():
+    lines = output("--help").splitlines()
+    for heading, below in COMMANDS.items():
+        place = lines.index(f"{heading}:") + 1
+        assert [line.split()[0] for line in lines[place : place + len(below)]] == list(below)
+    assert set(get_command(app).commands) == {name for below in COMMANDS.values() for name in below}  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", [name for below in COMMANDS.values() for name in below])
+def test_every_command_has_help(name):
+    assert "--help" in output(name, "-h")
+
+
+def test_help_imports_nothing_heavy():
+    heavy = "torch pandas numpy matplotlib rich pydantic tflabench.implementations.registry"
+    code = (
+        "import sys; from tflabench.cli.main import app; app(['--help'], standalone_mode=False); "
+        f"print([name for name in '{heavy}'.split() if name in sys.modules], file=sys.stderr)"
     )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.strip() == "[]"
+
+
+def test_version():
+    assert output("--version") == f"tflabench {tflabench.__version__}\n"
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("words", "offered"),
+    [
+        ("optim", ["optimal-chunk"]),
+        ("sweep --preset paper-fig4", ["paper-fig4", "paper-fig4-matched"]),
+        ("verify --preset min", ["mine.toml"]),
+        ("sweep --gpu GH200-9", ["GH200-96GB"]),
+        ("roofline --gpu A100,L", ["A100,L40S"]),
+    ],
+)
+def test_a_shell_completes_commands_presets_and_gpus(tmp_path, words, offered):
+    (tmp_path / "mine.toml").touch()
+    place = str(len(words.split()))
+    done = run(_TFLABENCH_COMPLETE="complete_bash", COMP_WORDS=f"tflabench {words}", COMP_CWORD=place)
+    assert done.stdout.split() == offered
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
     [
         (["--bogus"], "--bogus"),
         (["sweeep"], "sweep"),
         (["sweep", "--otu", "x"], "--out"),
         (["optimal-chunk", "--d-qk", "abc"], "--d-qk"),
         (["plot"], "DIR"),
+        (["optimal-chunk", "--gpu", ""], "--gpu is ''"),
+        (["roofline", "--gpu="], "--gpu is ''"),
+        (["sweep", "--impl", " "], "--impl is ' '"),
+        (["sweep", "--timeout", "0"], "--timeout"),
+        (["sweep", "--tune-seconds", "1e21"], "--tune-seconds"),
+        (["advise", "--tokens", str(10**21)], "--tokens"),
+        (["optimal-chunk", "--d-hv", "100000000"], "d_hv is 100000000"),
+        (["optimal-chunk", "--memory-budget", "9999999999GiB"], "memory_budget is '9999999999GiB'"),
+        (["sweep", "-a", "seq_len=1", "-a", "seq_len=2"], "axis seq_len is given twice"),
+        (["sweep", "-a", "pass=fw", "--pass", "fwbw"], "axis pass is given twice"),
+        (["sweep", "--dry-run", "--format", "csv"], "--format csv"),
+        (["sweep", "--dry-run", "--gpu", "H100", "--device", "cpu"], "--device cpu"),
+        (["cache", "clear", "kernel"], "WHAT is 'kernel'"),
+        (["plot", "a" * 300], "File name too long"),
     ],
 )
-def test_usage_errors_are_one_line(arguments, said):
-    done = tflabench(*arguments)
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert done.stderr.count("\n") == 1
-    assert done.stderr.startswith("tflabench: ")
-    assert said in done.stderr
+def test_a_mistake_is_one_line_that_names_it(words, reason):
+    refused(words, reason)
 
 
-def test_no_arguments_show_the_help():
-    done = tflabench()
-    assert "optimal-chunk" in done.stdout + done.stderr
+@pytest.mark.parametrize("words", [["gpus"], ["--help"], ["advise", "--gpu", "H100", "--json"]])
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+def test_a_full_disk_is_one_line_and_code_1(words):
+    with open("/dev/full", "w") as full:
+        done = process(*words, stdout=full)
+    assert (done.returncode, done.stderr) == (1, "tflabench: cannot write: No space left on device\n")
 
 
-def test_a_level_of_the_log_that_is_none_is_one_line_and_2(monkeypatch):
-    monkeypatch.setenv("TFLABENCH_LOG", "foo")
-    done = tflabench("gpus")
+@pytest.mark.parametrize("words", [["gpus"], ["advise", "--gpu", "H100", "--json"]])
+def test_a_closed_pipe_is_one_line_and_code_1(words):
+    read, write_end = os.pipe()
+    os.close(read)
+    done = process(*words, stdout=write_end)
+    os.close(write_end)
+    assert (done.returncode, done.stderr) == (1, "tflabench: cannot write: Broken pipe\n")
+
+
+def test_a_stdout_that_is_closed_or_has_few_characters_ends_in_no_traceback():
+    closed = subprocess.run(f"{' '.join(COMMAND)} gpus >&-", shell=True, capture_output=True, text=True, check=False)
+    assert (closed.returncode, closed.stderr) == (0, "")
+    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "ascii"}
+    done = process("gpus", stdout=subprocess.PIPE, env=os.environ | ascii_only)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "H100" in done.stdout
+
+
+def test_a_level_of_the_log_that_is_none_is_one_line_and_2():
+    done = process("gpus", stdout=subprocess.DEVNULL, env=os.environ | {"TFLABENCH_LOG": "foo"})
     assert done.returncode == 2
     assert done.stderr.startswith("tflabench: TFLABENCH_LOG is 'foo': it must be one of CRITICAL")
     assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("module", ["tflabench.cli.main", "typer", "tflabench.bench.machine"])
+def test_an_interrupt_while_it_imports_is_code_130_without_a_traceback(tmp_path, module):
+    """A module that stops the process where the import of another begins."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, signal, sys\n"
+        "class Finder:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        f"        if name == {module!r}:\n"
+        "            os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Finder())\n"
+    )
+    path = os.pathsep.join((str(tmp_path), os.environ.get("PYTHONPATH", "")))
+    done = process(
+        "gpus",
+        stdout=subprocess.DEVNULL,
+        env=os.environ | {"PYTHONPATH": path},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    assert (done.returncode, done.stderr) == (130, "")
+
+
+def test_json_has_null_where_a_number_is_none(capsys):
+    print_json({"a": math.nan, "b": [1.5, math.inf, {"c": (-math.inf, 2)}]})
+    assert json.loads(capsys.readouterr().out) == {"a": None, "b": [1.5, None, {"c": [None, 2]}]}

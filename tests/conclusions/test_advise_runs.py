@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import pytest
-from typer.testing import CliRunner
 
-from tflabench.cli.main import app
 from tflabench.conclusions import advise
 from tflabench.conclusions.advise import Advice, Choice, Demand, Refused
 from tflabench.implementations import packages, registry
@@ -189,71 +186,6 @@ def test_other_dtypes_have_no_error_of_the_calibrated_model():
     found = given(FIG_4.with_(dtype="float32"), H200, "sig")
     assert {found.error(choice) for choice in found.ranked} == {None}
     assert {choice.outside for choice in found.ranked} == {None}
-
-
-# --- The command
-
-
-def invoke(*words: str):
-    return CliRunner().invoke(app, ["advise", *words])
-
-
-def test_the_command_marks_gpus_on_which_nothing_ran():
-    assert "Nothing was ever run on an A100 SXM 80GB: this is theory alone." in invoke("--gpu", "A100").stdout
-    assert "Nothing was ever run on a B200: this is theory alone." in invoke("--gpu", "B200").stdout
-    assert "Nothing was ever run" not in invoke("--gpu", "H100").stdout
-    unknown = invoke("--peak-tflops", "989", "--bandwidth-tbs", "3.35", "--gate", "sig")
-    assert "Its compute capability is not known" in " ".join(unknown.stdout.split())
-    assert "no held-out error" in unknown.stdout
-
-
-def test_the_command_gives_each_prediction_its_error_and_says_where_it_leaves_its_bounds():
-    text = " ".join(invoke("--gpu", "A100", "--d-qk", "128", "--d-hv", "256").stdout.split())
-    error = held_out.held_out_error("tfla", A100)
-    assert error is not None
-    assert f"+-{error.median:.0%} (held out: {error.rows} rows of an H100 SXM), worst {error.worst:+.0%}." in text
-    assert "above its upper bound, which leaves out" in text
-    assert "Left out: hopper_sig needs a GPU of compute capability 9.x, not 8.0." in text
-    assert "Left out: tfla_sig_limit at L = 256, 512, 1024, 2048, 4096, 8192: takes a chunk_size that is" in text
-
-
-def test_json_has_what_was_refused_and_how_far_to_trust_the_rest():
-    done = invoke("--gpu", "A100", "--gate", "sig", "--json")
-    assert done.exit_code == 0, done.output
-    result = json.loads(done.stdout)
-    assert result["never_run"] is True
-    assert {
-        "implementation": "hopper_sig",
-        "chunk_size": None,
-        "reason": "needs a GPU of compute capability 9.x, not 8.0",
-    } in result["refused"]
-    assert {each["chunk_size"] for each in result["refused"] if each["implementation"] == "tfla_sig_limit"} == {
-        256, 512, 1024, 2048, 4096, 8192,
-    }  # fmt: skip
-    for row in result["ranked"]:
-        assert row["held_out_error"]["held_out"]
-        assert row["held_out_error"]["gpu"] == "H100 SXM"
-        within = row["model_ms_lower"] <= row["call_ms"] <= row["model_ms_upper"]
-        assert (row["outside_bounds"] is None) == within
-    assert (result["gpu"]["capability"], result["gpu"]["shared_memory_bytes"]) == ([8, 0], OF_AN_A100)
-    assert json.loads(invoke("--gpu", "H200", "--gate", "sig", "--json").stdout)["never_run"] is False
-
-
-@pytest.mark.parametrize(
-    ("words", "reason"),
-    [
-        (["--gpu", "V100"], "needs a GPU of compute capability 8.0 or above, not 7.0"),
-        (["--gpu", "MI300X"], "needs an NVIDIA GPU, not one of AMD"),
-        (["--gpu", "A100", "--impl", "hopper_*"], "needs a GPU of compute capability 9.x, not 8.0"),
-    ],
-)
-def test_where_nothing_runs_it_says_so_in_a_line(words, reason):
-    done = invoke(*words)
-    assert done.exit_code == 2
-    assert "no kernel can run this on " in done.stderr
-    assert reason in done.stderr
-    assert done.stderr.count("\n") == 1
-    assert not done.stdout
 
 
 def test_predictions_follow_the_tiles_that_a_gpu_gets():

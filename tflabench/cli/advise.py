@@ -3,48 +3,30 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-import typer
-
 from tflabench.bench.gpu_choice import chosen_gpu
-from tflabench.cli.common import app
+from tflabench.cli.common import app, options
 from tflabench.cli.common.checks import words
-from tflabench.cli.common.console import print_json
-from tflabench.cli.common.options import (
-    HOW,
-    MOST_CHOICES,
-    OUTPUT,
-    PROBLEM,
-    BandwidthTbs,
-    Dhv,
-    Dqk,
-    Dtype,
-    GpuName,
-    Heads,
-    Impl,
-    JsonObject,
-    Pass,
-    PeakTflops,
-    Plugin,
-    SeqLen,
-    Timeout,
-)
+from tflabench.cli.common.console import emit, size_in_words
 from tflabench.cli.common.paths import figure_to_write, out_file
 from tflabench.problem import DeviceKind, InputError, Problem, parse_bytes
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from tflabench.bench.machine import Machine
     from tflabench.conclusions.advise import Advice, Choice, Refused
     from tflabench.theory.hardware import Ceilings, Gpu
-    from tflabench.theory.held_out import ModelError
 
 
 LONGEST_ON_CPU_S = 120
 USUAL_CPU = (1.0, 0.1)  # TFLOP/s and TB/s: what to expect of one whose ceilings are not measured
+MOST_TOKENS = 2**36  # of a step
 LEAST_CALLS = 15  # of a measured choice: rounds, warm-ups, samples, check
 FUSED_CAVEAT = (
     "For the fused kernels (hopper_*) this model is off by 9 to 10% in the median and by up to half "
@@ -59,53 +41,24 @@ BOUND_CAVEAT = (
 
 Sequences = Annotated[
     int | None,
-    typer.Option(
-        "--batch",
-        metavar="N",
-        rich_help_panel=PROBLEM,
-        help="Sequences of one call.",
-        show_default="8; with --tokens, the best",
+    options.option(
+        options.PROBLEM, "N", "Sequences of one call.", "--batch", show_default="8; with --tokens, the best"
     ),
 ]
-Gates = Annotated[
-    str,
-    typer.Option(
-        "--gate",
-        metavar="GATES",
-        rich_help_panel=PROBLEM,
-        help="Any of exp and sig (mLSTM), simple_gla, gla, retention, mamba2, ..., comma-separated.",
-    ),
-]
-Layers = Annotated[
-    int, typer.Option(max=MOST_CHOICES, metavar="N", rich_help_panel=PROBLEM, help="Layers that run the kernel.")
-]
+GATES = "Any of exp and sig (mLSTM), simple_gla, gla, retention, mamba2, ..., comma-separated."
+Gates = Annotated[str, options.option(options.PROBLEM, "GATES", GATES, "--gate")]
+Layers = Annotated[int, options.option(options.PROBLEM, "N", "Layers that run the kernel.", max=options.MOST_CHOICES)]
 Tokens = Annotated[
     int | None,
-    typer.Option(metavar="N", rich_help_panel=PROBLEM, help="Choose the batch for a step of so many tokens."),
+    options.option(options.PROBLEM, "N", "Choose the batch for a step of so many tokens.", max=MOST_TOKENS),
 ]
 Budget = Annotated[
     str | None,
-    typer.Option(
-        "--memory-budget",
-        metavar="SIZE",
-        rich_help_panel=PROBLEM,
-        help="Take what fits into this much GPU memory, such as 8GiB.",
-        show_default="all that the GPU has",
-    ),
+    options.option(options.PROBLEM, "SIZE", options.BUDGET, "--memory-budget", show_default="all that the GPU has"),
 ]
-Measure = Annotated[
-    bool, typer.Option("--measure", rich_help_panel=HOW, help="Measure the best choices on this machine.")
-]
-Top = Annotated[
-    int,
-    typer.Option(
-        min=1,
-        max=MOST_CHOICES,
-        metavar="N",
-        rich_help_panel=OUTPUT,
-        help="Print, and with --measure measure, so many choices.",
-    ),
-]
+Measure = Annotated[bool, options.option(options.HOW, None, "Measure the best choices on this machine.", "--measure")]
+TOP = "Print, and with --measure measure, so many choices."
+Top = Annotated[int, options.option(options.OUTPUT, "N", TOP, min=1, max=options.MOST_CHOICES)]
 
 
 class _Wanted(NamedTuple):
@@ -141,27 +94,27 @@ class _Trial(NamedTuple):
 
 @app.command("advise")
 def advise(  # noqa: PLR0913  options
-    d_qk: Dqk = 256,
-    d_hv: Dhv = 512,
-    heads: Heads = 8,
-    seq_len: SeqLen = 8192,
+    d_qk: options.Dqk = 256,
+    d_hv: options.Dhv = 512,
+    heads: options.Heads = 8,
+    seq_len: options.SeqLen = 8192,
     batch: Sequences = None,
-    pass_: Pass = "fwbw",
-    dtype: Dtype = "bfloat16",
+    pass_: options.Pass = "fwbw",
+    dtype: options.Dtype = "bfloat16",
     gate: Gates = "exp,sig",
-    impl: Impl = None,
+    impl: options.Impl = None,
     layers: Layers = 1,
     tokens: Tokens = None,
     memory_budget: Budget = None,
-    gpu: GpuName = None,
-    peak_tflops: PeakTflops = None,
-    bandwidth_tbs: BandwidthTbs = None,
+    gpu: options.GpuName = None,
+    peak_tflops: options.PeakTflops = None,
+    bandwidth_tbs: options.BandwidthTbs = None,
     measure: Measure = False,
-    timeout: Timeout = 120.0,
+    timeout: options.Timeout = 120.0,
     top: Top = 10,
-    plugin: Plugin = None,
+    plugin: options.Plugin = None,
     plot: Annotated[Path | None, out_file("advise.png", "nothing is drawn")] = None,
-    as_json: JsonObject = False,
+    as_json: options.Json = False,
 ) -> None:
     """Rank kernels, chunk sizes and batches for a model, a GPU and its memory, by theory or by measurement.
 
@@ -189,13 +142,15 @@ def advise(  # noqa: PLR0913  options
     else:
         advice = wanted.advice(chosen_gpu(gpu, dtype, peak_tflops, bandwidth_tbs), "cuda")
     _require_fit(advice)
-    footer = _footer(advice, here, measure)
+    notes = _notes(advice, here, measure)
     if plot:
-        _draw(advice, footer, plot)
-    if as_json:
-        print_json(_json(advice, footer))
-        return
-    _print(advice, top, footer)
+        from tflabench.figures.files import write_figure
+        from tflabench.figures.memory_frontier import draw
+
+        write_figure(draw(advice, _title(advice), notes), plot)
+        print(f"wrote {plot}", file=sys.stderr)
+    document = _document(advice, notes)
+    emit(document, _text(advice, document, top), as_json)
 
 
 def _gates(text: str) -> list[str]:
@@ -218,18 +173,9 @@ def _require_fit(advice: Advice) -> None:
         return
     least = min(choice.memory_bytes / choice.problem.batch for choice in advice.ranked)
     raise InputError(
-        f"nothing fits {_size(advice.demand.memory_bytes or 0)}: one sequence takes at least {_size(least)}; "
-        "give a smaller batch, shorter sequences, fewer layers or more memory"
+        f"nothing fits {size_in_words(advice.demand.memory_bytes or 0)}: one sequence takes at least "
+        f"{size_in_words(least)}; give a smaller batch, shorter sequences, fewer layers or more memory"
     )
-
-
-def _draw(advice: Advice, footer: list[str], path: Path) -> None:
-    """Draw the frontier of memory and time into a file."""
-    from tflabench.figures.files import write_figure
-    from tflabench.figures.memory_frontier import draw
-
-    write_figure(draw(advice, _title(advice), footer), path)
-    print(f"wrote {path}", file=sys.stderr)
 
 
 def _measured(wanted: _Wanted, here: Machine, trial: _Trial) -> Advice:
@@ -251,7 +197,7 @@ def _measured(wanted: _Wanted, here: Machine, trial: _Trial) -> Advice:
         print(f"measuring {count} choices on {here.name}, at least {seconds:.0f} s", file=sys.stderr)
 
         def tell(choice: Choice) -> None:
-            line = f"{_named(choice)}, batch {choice.problem.batch}: {choice.call_s * 1e3:.4g} ms"
+            line = f"{_name(choice)}, batch {choice.problem.batch}: {choice.call_s * 1e3:.4g} ms"
             print(line, file=sys.stderr)
 
         return advising.measured(advice, station.measure_point, trial.top, tell)
@@ -280,8 +226,8 @@ def _require_short(advice: Advice, here: Machine, trial: _Trial, assumed: bool =
     if here.kind == "cpu" and (seconds > LONGEST_ON_CPU_S or memory > here.memory_bytes / 2):
         guess = f" (if it has {USUAL_CPU[0]:g} TFLOP/s; tflabench calibrate measures that)" if assumed else ""
         raise InputError(
-            f"--measure would take {seconds / 60:.0f} min or more{guess} and {_size(memory)} of "
-            f"{_size(here.memory_bytes)} on this CPU: "
+            f"--measure would take {seconds / 60:.0f} min or more{guess} and {size_in_words(memory)} of "
+            f"{size_in_words(here.memory_bytes)} on this CPU: "
             "give a smaller problem, such as --dtype float32 --batch 1 --heads 2 --seq-len 512"
         )
     return seconds, len(chosen)
@@ -298,22 +244,21 @@ def _title(advice: Advice) -> str:
     )
 
 
-def _footer(advice: Advice, here: Machine, measured: bool) -> list[str]:
+def _notes(advice: Advice, here: Machine, measured: bool) -> list[str]:
     """Return in sentences where the numbers come from."""
     from tflabench.theory import hardware
 
+    if measured:
+        return [f"Times and peak memory of a call are measured here, on {here.name}."]
     chip, sources = advice.gpu, sorted({choice.source for choice in advice.ranked})
-    known = hardware.from_device_name(here.name)
-    is_here = here.kind == "cuda" and known is not None and known.name == chip.name
+    of_here = hardware.from_device_name(here.name)
+    is_here = here.kind == "cuda" and of_here is not None and of_here.name == chip.name
     ceilings = (
         f"{chip.ceilings.flops_per_s / 1e12:.4g} TFLOP/s and {chip.ceilings.bytes_per_s / 1e12:.3g} TB/s "
         f"({chip.ceilings.provenance}: {chip.ceilings.source})"
     )
-    if measured:
-        return [f"Times and peak memory of a call are measured here, on {here.name}."]
-    where = f"{chip.name} is here: --measure measures." if is_here else f"{chip.name} is not here: all this is theory."
     return [
-        where,
+        f"{chip.name} is here: --measure measures." if is_here else f"{chip.name} is not here: all this is theory.",
         *_never_run(advice),
         *_recommendation(advice),
         *([f"Of the {chip.name}: {chip.note.rstrip('.')}."] if chip.note else []),
@@ -341,107 +286,97 @@ def _recommendation(advice: Advice) -> list[str]:
     from tflabench.theory import held_out
 
     best = advice.ranked[0]
-    name, algorithm = _named(best), best.kernel.algorithm
-    error = advice.error(best)
+    name, algorithm, error = _name(best), best.kernel.algorithm, advice.error(best)
+    predicted = f"{name}: predicted {best.call_s * 1e3:.3g} ms a call"
     if error is None or algorithm is None:
-        known = f"{name}: predicted {best.call_s * 1e3:.3g} ms a call; no held-out error of this model is stored."
+        sentence = f"{predicted}; no held-out error of this model is stored."
     else:
-        others = held_out.in_sample_error(algorithm)
-        known = f"{name}: predicted {best.call_s * 1e3:.3g} ms a call, +-{_error(error)}, worst {error.worst:+.0%}."
-        if others:
-            known += (
-                f" On {held_out.with_article(others.gpu)}, where its one constant was fitted, the median error is "
-                f"{others.median:.0%} ({others.rows} rows, of more shapes)."
+        sentence = (
+            f"{predicted}, +-{error.median:.0%} (held out: {error.rows} rows of {held_out.with_article(error.gpu)}), "
+            f"worst {error.worst:+.0%}."
+        )
+        if fitted := held_out.in_sample_error(algorithm):
+            sentence += (
+                f" On {held_out.with_article(fitted.gpu)}, where its one constant was fitted, the median error is "
+                f"{fitted.median:.0%} ({fitted.rows} rows, of more shapes)."
             )
-    return [known, *([f"{name} is {best.outside}."] if best.outside else [])]
+    return [sentence, *([f"{name} is {best.outside}."] if best.outside else [])]
 
 
-def _named(choice: Choice) -> str:
+def _name(choice: Choice) -> str:
     size = choice.problem.chunk_size
     return f"{choice.kernel.name}, L = {size}" if size else choice.kernel.name
 
 
-def _error(error: ModelError) -> str:
-    from tflabench.theory.held_out import with_article
-
-    return f"{error.median:.0%} (held out: {error.rows} rows of {with_article(error.gpu)})"
-
-
-def _left_out(advice: Advice) -> list[str]:
-    """Return a line an implementation: its chunk sizes that were left out, and the reason at the first of them."""
-    found: dict[str, list[Refused]] = {}
-    for each in advice.refused:
-        found.setdefault(each.implementation, []).append(each)
-    lines = []
-    for name, several in found.items():
-        sizes = ", ".join(str(each.chunk_size) for each in several if each.chunk_size is not None)
-        lines.append(f"Left out: {name}{f' at L = {sizes}:' if sizes else ''} {several[0].reason}.")
-    return lines
+def _left_out(refusals: Iterable[Refused]) -> Iterator[str]:
+    """Yield a line an implementation: its chunk sizes that were left out, and the reason at the first of them."""
+    for name, group in groupby(refusals, key=lambda each: each.implementation):
+        refused = list(group)
+        sizes = ", ".join(str(each.chunk_size) for each in refused if each.chunk_size is not None)
+        yield f"Left out: {name}{f' at L = {sizes}:' if sizes else ''} {refused[0].reason}."
 
 
-def _print(advice: Advice, top: int, footer: list[str]) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
+def _text(advice: Advice, document: dict[str, Any], top: int) -> Iterator[RenderableType]:
+    """Yield the choices in the order of their ranks, those that more memory buys, and where the numbers come from."""
+    from rich.text import Text
 
-    demand, best = advice.demand, advice.ranked[0]
-    console = Console(highlight=False)
-    console = console if console.is_terminal else Console(highlight=False, width=120)
-    console.print(_title(advice), style="bold")
+    from tflabench.conclusions.tables import FittedTable, TableColumn
+
+    demand, frontier = advice.demand, document["frontier"]
     steps = demand.tokens is not None or demand.layers > 1
-    efficient = {id(choice) for choice in advice.frontier}
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    columns = ["kernel", "L", "batch", "call\nms", "held-out\nerror", "bounds\nms", ""]
-    columns += ["calls", "step\nms"] if steps else []
-    for column in [*columns, "memory\nGiB", "largest\nbatch", ""]:
-        table.add_column(column, justify="left" if column in ("kernel", "") else "right", no_wrap=True)
-    for choice in advice.ranked[:top]:
-        mark = "recommended" if choice is best else "frontier" if id(choice) in efficient else ""
-        table.add_row(
-            choice.kernel.name,
-            str(choice.problem.chunk_size or "-"),
-            str(choice.problem.batch),
-            f"{choice.call_s * 1e3:.4g}",
-            f"+-{error.median:.0%}" if (error := advice.error(choice)) else "-",
-            f"{choice.bounds.lower * 1e3:.3g} to {choice.bounds.upper * 1e3:.3g}",
-            _side(choice),
-            *([str(choice.calls * demand.layers), f"{choice.step_s * 1e3:.4g}"] if steps else []),
-            f"{choice.memory_bytes / 2**30:.2f}",
-            "-" if choice.largest_batch is None else str(choice.largest_batch),
-            mark if choice.fits else "does not fit",
-        )
-    console.print(table)
-    console.print("The frontier: what more memory buys, in steps of more than 1% of the time.", style="bold")
+
+    def mark(row: dict[str, Any]) -> str:
+        if not row["fits"]:
+            return "does not fit"
+        return "recommended" if row == document["recommended"] else "frontier" if row in frontier else ""
+
+    def error(row: dict[str, Any]) -> str | None:
+        return row["held_out_error"] and f"+-{row['held_out_error']['median']:.0%}"
+
+    def side(row: dict[str, Any]) -> str:
+        """Return on which side of its bounds a time is, "" where it is between them."""
+        above = row["call_ms"] > row["model_ms_upper"]
+        return "" if row["outside_bounds"] is None else "above" if above else "below"
+
+    columns = [
+        TableColumn("kernel", "implementation"),
+        TableColumn("L", "chunk_size", ">"),
+        TableColumn("batch", "batch", "d"),
+        TableColumn("call\nms", "call_ms", ".4g", drop=1 if steps else 0),
+        TableColumn("held-out\nerror", error, ">", drop=3),
+        TableColumn(
+            "bounds\nms", lambda row: f"{row['model_ms_lower']:.3g} to {row['model_ms_upper']:.3g}", ">", drop=4
+        ),
+        TableColumn("", side, drop=4),
+        *([TableColumn("calls", lambda row: row["calls"] * demand.layers, "d", drop=2)] if steps else []),
+        *([TableColumn("step\nms", "step_ms", ".4g")] if steps else []),
+        TableColumn("memory\nGiB", lambda row: row["memory_bytes"] / 2**30, ".2f"),
+        TableColumn("largest\nbatch", "largest_batch", ">", drop=1),
+        TableColumn("", mark, "<"),
+    ]
+    yield Text(_title(advice), style="bold")
+    yield FittedTable(columns, document["ranked"][:top])
+    yield Text("The frontier: what more memory buys, in steps of more than 1% of the time.", style="bold")
     for choice in advice.frontier:
-        p = choice.problem
-        console.print(
+        yield (
             f"  {choice.memory_bytes / 2**30:7.2f} GiB  {choice.step_s * 1e3:9.4g} ms  "
-            f"{_named(choice)}, batch {p.batch}"
+            f"{_name(choice)}, batch {choice.problem.batch}"
         )
     if demand.memory_bytes:
-        console.print(f"Memory allowed: {_size(demand.memory_bytes)}; largest batch: what fits it.")
-    for sentence in [*_left_out(advice), *footer]:
-        console.print(sentence)
+        yield f"Memory allowed: {size_in_words(demand.memory_bytes)}; largest batch: what fits it."
+    yield from _left_out(advice.refused)
+    yield from document["notes"]
 
 
-def _side(choice: Choice) -> str:
-    """Return on which side of its bounds a time is, "" where it is between them."""
-    if choice.outside is None:
-        return ""
-    return "above" if choice.call_s > choice.bounds.upper else "below"
-
-
-def _size(count: float) -> str:
-    return f"{count / 2**30:.3g} GiB" if count >= 2**30 else f"{count / 2**20:.3g} MiB"
-
-
-def _json(advice: Advice, footer: list[str]) -> dict[str, Any]:
+def _document(advice: Advice, notes: Sequence[str]) -> dict[str, Any]:
+    """Return the advice as --json prints it."""
     from tflabench.theory import held_out
 
     demand = advice.demand
+    ranked = [_row(advice, choice) for choice in advice.ranked]
     return {
-        "recommended": _row(advice, advice.ranked[0]),
-        "ranked": [_row(advice, choice) for choice in advice.ranked],
+        "recommended": ranked[0],
+        "ranked": ranked,
         "frontier": [_row(advice, choice) for choice in advice.frontier],
         "refused": [asdict(each) for each in advice.refused],
         "never_run": advice.ranked[0].source != "measured" and not held_out.has_run_on(advice.gpu),
@@ -450,7 +385,7 @@ def _json(advice: Advice, footer: list[str]) -> dict[str, Any]:
         "memory_budget_bytes": demand.memory_bytes,
         "problem": demand.problem.columns(),
         "gpu": asdict(advice.gpu),
-        "notes": footer,
+        "notes": list(notes),
     }
 
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tflabench.cli.common import options
 from tflabench.cli.common.app import cache
 from tflabench.cli.common.console import emit, size_in_words
-from tflabench.cli.common.options import Json
 from tflabench.problem import InputError, one_of
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ WHAT = {
 
 
 @cache.callback()
-def show(ctx: typer.Context, json_: Json = False) -> None:
+def show(ctx: typer.Context, json_: options.Json = False) -> None:
     """Show where caches lie and how large they are, or clear them."""
     if ctx.invoked_subcommand is not None:
         return
@@ -53,7 +53,7 @@ def _text(sizes: list[dict[str, Any]]) -> Iterator[RenderableType | Path]:
 
 @cache.command("clear")
 def clear(
-    what: Annotated[list[str] | None, typer.Argument(metavar="[WHAT]...", help=f"Any of {', '.join(WHAT)}.")] = None,
+    what: Annotated[list[str] | None, typer.Argument(metavar="WHAT", help=f"Any of {', '.join(WHAT)}.")] = None,
 ) -> None:
     """Remove caches: all of them, or those named.
 

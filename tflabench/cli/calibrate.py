@@ -4,21 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
-from tflabench.cli.common import app
+from tflabench.cli.common import app, options
 from tflabench.cli.common.console import emit
-from tflabench.cli.common.options import HOW, Device, Json
 
 
 @app.command("calibrate")
 def calibrate(
-    device: Device = "auto",
-    seconds: Annotated[
-        float,
-        typer.Option(min=0.1, max=3600, metavar="SECONDS", rich_help_panel=HOW, help="Measure for about this time."),
-    ] = 10.0,
-    json_: Json = False,
+    device: options.Device = "auto",
+    seconds: Annotated[float, options.seconds(options.HOW, "Measure for about this time.", least=0.1, max=3600)] = 10.0,
+    json_: options.Json = False,
 ) -> None:
     """Measure the copy bandwidth and the matrix rate of this machine; theory uses them from then on."""
     from dataclasses import asdict

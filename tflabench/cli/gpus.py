@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from tflabench.cli.common import app
+from tflabench.cli.common import app, options
 from tflabench.cli.common.console import emit
-from tflabench.cli.common.options import JsonObject
 from tflabench.problem import DTYPE_BYTES
 
 if TYPE_CHECKING:
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @app.command("gpus")
-def gpus(as_json: JsonObject = False) -> None:
+def gpus(as_json: options.Json = False) -> None:
     """List known GPUs with the source of each figure, and what this machine has."""
     from tflabench.bench import machine
     from tflabench.theory import hardware

@@ -6,9 +6,8 @@ import textwrap
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from tflabench.cli.common import app
+from tflabench.cli.common import app, options
 from tflabench.cli.common.console import print_json
-from tflabench.cli.common.options import Json, Plugin
 
 if TYPE_CHECKING:
     from tflabench.bench.machine import Machine
@@ -25,7 +24,7 @@ AXES_TOLD = {
 
 
 @app.command("list")
-def list_(plugin: Plugin = None, json_: Json = False) -> None:
+def list_(plugin: options.Plugin = None, json_: options.Json = False) -> None:
     """List implementations with what they need and whether they run here, presets and axes.
 
     An implementation runs here if it takes one usual problem; others it may still refuse, with a reason in its row.

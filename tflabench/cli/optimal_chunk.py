@@ -3,121 +3,80 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from tflabench.bench.gpu_choice import chosen_gpu
-from tflabench.cli.common import app
-from tflabench.cli.common.console import PASS_NAMES, filled_table, print_json
-from tflabench.cli.common.options import (
-    MODEL,
-    OUTPUT,
-    BandwidthTbs,
-    Batch,
-    CausalFactor,
-    CountsOption,
-    Dhv,
-    Dqk,
-    Dtype,
-    Gate,
-    GpuName,
-    Heads,
-    JsonObject,
-    MemoryBudget,
-    Pass,
-    PeakTflops,
-    SeqLen,
-    StateDtype,
-)
+from tflabench.cli.common import app, options
+from tflabench.cli.common.console import PASS_NAMES, emit, stdout
 from tflabench.cli.common.paths import figure_to_write, out_file
 from tflabench.problem import Problem, dtype_bytes, one_of, parse_bytes
 
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
+    from rich.console import RenderableType
 
+    from tflabench.conclusions.tables import FittedTable
     from tflabench.theory.chunk_size import Tradeoff
-    from tflabench.theory.hardware import Gpu
 
 
 LEAST_SHOWN, MOST_SHOWN = 1 / 8, 8  # of the recommended L: the table without --details
+BESIDE_SKETCH = 21  # characters of its labels
 
 
+TILE = "Tile of the kernel: L is a multiple of it."
 Tile = Annotated[
     int | None,
-    typer.Option(
-        metavar="N",
-        rich_help_panel=MODEL,
-        help="Tile of the kernel: L is a multiple of it.",
-        show_default="64, or less for a short T",
-    ),
+    options.option(options.MODEL, "N", TILE, show_default="64, or less for a short T"),
 ]
-Asked = Annotated[int | None, typer.Option(metavar="N", rich_help_panel=OUTPUT, help="Report this L too.")]
-Details = Annotated[
-    bool,
-    typer.Option(
-        "--details",
-        rich_help_panel=OUTPUT,
-        help="Print every L, the optima of the paper's equations and of the kernels, and the curve.",
-    ),
-]
+Reported = Annotated[int | None, options.option(options.OUTPUT, "N", "Report this L too.")]
+DETAILS = "Print every L, the optima of the paper's equations and of the kernels, and the curve."
+Details = Annotated[bool, options.option(options.OUTPUT, None, DETAILS, "--details")]
 
 
 @dataclass(frozen=True)
-class _Found:
-    """A question and its answer.
+class _Answer:
+    """The answer to a question.
 
     Attributes:
         title: the problem and the model, in one line.
         tile: of the kernel; L is a multiple of it.
-        budget: bytes of GPU memory allowed, None without a limit.
         recommended: the L of least upper time within the budget.
-        asked: another L to report.
+        chunk_size: another L to report.
+        document: all of it, as --json prints it.
     """
 
     title: str
-    problem: Problem
-    gate: str
-    chip: Gpu
     tradeoff: Tradeoff
-    tile: int
-    budget: int | None
     recommended: int
-    asked: int | None
-
-    @property
-    def sizes(self) -> list[int]:
-        """Powers of two from 16 to T, the recommended L and the one asked for, in order."""
-        asked = {self.asked} if self.asked else set()
-        return sorted({2**n for n in range(4, self.problem.seq_len.bit_length())} | {self.recommended} | asked)
+    chunk_size: int | None
+    document: dict[str, Any]
 
 
 @app.command("optimal-chunk")
 def optimal_chunk(  # noqa: PLR0913  options
-    d_qk: Dqk = 256,
-    d_hv: Dhv = 512,
-    heads: Heads = 8,
-    seq_len: SeqLen = 8192,
-    batch: Batch = 8,
-    pass_: Pass = "fw",
-    dtype: Dtype = "bfloat16",
-    gate: Gate = "sig",
-    memory_budget: MemoryBudget = None,
-    gpu: GpuName = None,
-    peak_tflops: PeakTflops = None,
-    bandwidth_tbs: BandwidthTbs = None,
-    causal_factor: CausalFactor = 0.5,
-    state_dtype: StateDtype = "float32",
+    d_qk: options.Dqk = 256,
+    d_hv: options.Dhv = 512,
+    heads: options.Heads = 8,
+    seq_len: options.SeqLen = 8192,
+    batch: options.Batch = 8,
+    pass_: options.Pass = "fw",
+    dtype: options.Dtype = "bfloat16",
+    gate: options.Gate = "sig",
+    memory_budget: options.MemoryBudget = None,
+    gpu: options.GpuName = None,
+    peak_tflops: options.PeakTflops = None,
+    bandwidth_tbs: options.BandwidthTbs = None,
+    causal_factor: options.CausalFactor = 0.5,
+    state_dtype: options.StateDtype = "float32",
     tile: Tile = None,
-    counts: CountsOption = "published",
-    chunk_size: Asked = None,
+    counts: options.CountsName = "published",
+    chunk_size: Reported = None,
     details: Details = False,
     plot: Annotated[Path | None, out_file("optimal-chunk.png", "nothing is drawn")] = None,
-    as_json: JsonObject = False,
+    as_json: options.Json = False,
 ) -> None:
     """Give the chunk size L of least theoretical runtime, and the kernel of ours that would run.
 
@@ -125,6 +84,7 @@ def optimal_chunk(  # noqa: PLR0913  options
     and no tile shapes, and takes a call for one kernel. The calibrated model knows them, and --details has its L.
     Either curve is flat, so measure: tflabench sweep --preset chunk.
     """
+    from tflabench.conclusions import kernel_chunks
     from tflabench.theory import chunk_size as chunks
     from tflabench.theory.cost import GATES
 
@@ -162,191 +122,124 @@ def optimal_chunk(  # noqa: PLR0913  options
         write_figure(runtime_over_chunk_size(tradeoff, recommended, title, budget), plot)
         print(f"wrote {plot}", file=sys.stderr)
 
-    found = _Found(title, problem, gate, chip, tradeoff, tile, budget, recommended, chunk_size)
-    if as_json:
-        facts = {"counts": counts, "causal_factor": causal_factor, "state_bytes": tradeoff.state_bytes}
-        print_json(_json(found) | facts)
-        return
-    _print_answer(found)
-    if details:
-        _print_details(found, counts)
-
-
-def _json(found: _Found) -> dict[str, Any]:
-    tradeoff = found.tradeoff
-    best = _at(tradeoff, found.recommended)
-    return {
+    kernels = kernel_chunks.optima(problem, gate, chip, tile, recommended)
+    sizes = {2**n for n in range(4, seq_len.bit_length())} | {recommended} | ({chunk_size} if chunk_size else set())
+    best = _at(tradeoff, recommended)
+    document = {
         "flop_optimal": tradeoff.flop_optimal,
         "runtime_optimal": tradeoff.runtime_optimal,
         "overlapped_optimal": tradeoff.overlapped_optimal,
-        "recommended": found.recommended,
+        "recommended": recommended,
         "within_5_percent": list(tradeoff.within()),
         "predicted_ms_lower": best["ms_lower"],
         "predicted_ms_upper": best["ms_upper"],
         "memory_bytes": best["memory_bytes"],
-        "memory_budget_bytes": found.budget,
-        "tile": found.tile,
-        "gate": found.gate,
-        "problem": asdict(found.problem),
-        "gpu": asdict(found.chip),
-        "kernel": asdict(_kernel(found)),
-        "calibrated": _calibrated(found.problem, found.gate, found.chip, found.tile),
-        "fused": _fused(found.problem, found.gate, found.chip),
-        "chunk_sizes": [_at(tradeoff, size) for size in found.sizes],
+        "memory_budget_bytes": budget,
+        "tile": tile,
+        "gate": gate,
+        "problem": asdict(problem),
+        "gpu": asdict(chip),
+        **kernels,
+        "chunk_sizes": [_at(tradeoff, size) for size in sorted(sizes)],
+        "counts": counts,
+        "causal_factor": causal_factor,
+        "state_bytes": tradeoff.state_bytes,
     }
+    answer = _Answer(title, tradeoff, recommended, chunk_size, document)
+    emit(document, chain(_short(answer), _details(answer) if details else ()), as_json)
 
 
-@dataclass(frozen=True)
-class _Kernel:
-    """The kernel of ours that would run: its name and L, or (both None) why none does."""
+def _short(answer: _Answer) -> Iterator[RenderableType]:
+    """Yield the answer in one sentence, then a small table."""
+    from rich.text import Text
 
-    implementation: str | None
-    chunk_size: int | None
-    refused: str | None = None
-
-
-def _kernel(found: _Found) -> _Kernel:
-    """Return what implementation="auto" of our operations would run on the GPU, by its own checks."""
-    from tflabench.implementations import registry
-
-    p, reason = found.problem, None
-    best = {"fused": _fused(p, found.gate, found.chip), "tfla": _calibrated(p, found.gate, found.chip, found.tile)}
-    for impl in registry.tried_by_auto(found.gate):
-        model = best.get(impl.modelled.algorithm) if impl.modelled else None
-        usual = impl.usual_chunk_size(p) if impl.usual_chunk_size else found.recommended
-        size = model["chunk_size"] if model else usual
-        reason = impl.refusal_on(p.with_(chunk_size=size), found.chip)
-        if reason is None:
-            return _Kernel(impl.name, size)
-    return _Kernel(None, None, reason or "there are none of this gate")
-
-
-def _print_answer(found: _Found) -> None:
-    """Print the answer in one sentence, then a small table."""
-    best, (low, high) = _at(found.tradeoff, found.recommended), found.tradeoff.within()
-    kernel = _kernel(found)
+    document, tradeoff = answer.document, answer.tradeoff
+    kernel, (low, high) = document["kernel"], tradeoff.within()
     ours = (
-        f"our {kernel.implementation} would run with L = {kernel.chunk_size}"
-        if kernel.implementation
-        else f"no kernel of ours runs there ({kernel.refused})"
+        f"our {kernel['implementation']} would run with L = {kernel['chunk_size']}"
+        if kernel["implementation"]
+        else f"no kernel of ours runs there ({kernel['refused']})"
     )
-    console = _console()
-    fits = "" if found.budget is None else " that fits"
-    console.print(
-        f"L = {found.recommended} takes the least time{fits} in theory on {found.chip.name}: {best['ms_lower']:.3g} to "
-        f"{best['ms_upper']:.3g} ms, {best['memory_bytes'] / 2**30:.2f} GiB; {ours}.",
+    fits = "" if document["memory_budget_bytes"] is None else " that fits"
+    yield Text(
+        f"L = {answer.recommended} takes the least time{fits} in theory on {document['gpu']['name']}: "
+        f"{document['predicted_ms_lower']:.3g} to {document['predicted_ms_upper']:.3g} ms, "
+        f"{document['memory_bytes'] / 2**30:.2f} GiB; {ours}.",
         style="bold green",
     )
-    console.print(f"\n{found.title}")
-    shown = [
-        size
-        for size in found.sizes
-        if LEAST_SHOWN <= size / found.recommended <= MOST_SHOWN or size in (found.recommended, found.asked)
-    ]
-    console.print(_table(found, shown))
-    console.print(f"The upper time is within 5% of its least from L = {low} to {high}; --details says more.")
+    yield f"\n{answer.title}"
+    yield _table(
+        answer,
+        [
+            row
+            for row in document["chunk_sizes"]
+            if LEAST_SHOWN <= row["chunk_size"] / answer.recommended <= MOST_SHOWN
+            or row["chunk_size"] == answer.chunk_size
+        ],
+    )
+    yield f"The upper time is within 5% of its least from L = {low} to {high}; --details says more."
 
 
-def _print_details(found: _Found, counts: str) -> None:
-    """Print every L, the optima by equation and by kernel, and the curve."""
+def _details(answer: _Answer) -> Iterator[RenderableType]:
+    """Yield every L, the optima by equation and by kernel, and the curve."""
     from tflabench.cli.common.sketch import sketch
     from tflabench.theory.cost import GATES
 
-    tradeoff, chip = found.tradeoff, found.chip
-    console = _console()
-    ceilings, (low, high) = chip.ceilings, tradeoff.within()
-    console.print(
+    document, tradeoff = answer.document, answer.tradeoff
+    ceilings, (low, high) = tradeoff.ceilings, tradeoff.within()
+    yield (
         f"\n{ceilings.flops_per_s / 1e12:g} TFLOP/s, {ceilings.bytes_per_s / 1e12:g} TB/s, "
         f"I_acc {ceilings.intensity:.1f} FLOP/B ({ceilings.provenance}: {ceilings.source})"
     )
-    console.print(_table(found, found.sizes))
-    printed = GATES[found.gate].optimum_printed and (found.problem.pass_, counts) == ("fw", "published")
+    yield _table(answer, document["chunk_sizes"])
+    printed = GATES[tradeoff.gate].optimum_printed and (tradeoff.problem.pass_, tradeoff.counts) == ("fw", "published")
     eq_111, eq_121 = ("eq. 111", "eq. 121") if printed else ("as eq. 111", "as eq. 121")
-    console.print(f"{f'fewest FLOPs ({eq_111})':30}L = {tradeoff.flop_optimal:.1f}")
-    console.print(f"{f'least runtime ({eq_121})':30}L = {tradeoff.runtime_optimal:.1f}, within 5% from {low} to {high}")
-    console.print(f"least runtime, all overlapped L = {tradeoff.overlapped_optimal:.1f}")
-    if kernels := _calibrated(found.problem, found.gate, chip, found.tile):
-        most = max(kernels["ms_by_term"], key=kernels["ms_by_term"].__getitem__)
-        console.print(
-            f"{'bundled kernels, calibrated':30}L = {kernels['chunk_size']}: {kernels['predicted_ms']:.3g} ms, "
+    yield f"{f'fewest FLOPs ({eq_111})':30}L = {tradeoff.flop_optimal:.1f}"
+    yield f"{f'least runtime ({eq_121})':30}L = {tradeoff.runtime_optimal:.1f}, within 5% from {low} to {high}"
+    yield f"least runtime, all overlapped L = {tradeoff.overlapped_optimal:.1f}"
+    if triton := document["calibrated"]:
+        most = max(triton["ms_by_term"], key=triton["ms_by_term"].__getitem__)
+        yield (
+            f"{'bundled kernels, calibrated':30}L = {triton['chunk_size']}: {triton['predicted_ms']:.3g} ms, "
             f"most of it {most}"
         )
-    if walks := _fused(found.problem, found.gate, chip):
-        filled = ", ".join(f"{name} {waves:.2g}" for name, waves in walks["waves"].items())
-        console.print(
-            f"{'fused kernels, all overlapped':30}L = {walks['chunk_size']}: {walks['predicted_ms_lower']:.3g} ms, "
-            f"{walks['segments']} segment{'s' if walks['segments'] > 1 else ''}; waves of programs: {filled}"
+    if fused := document["fused"]:
+        waves = ", ".join(f"{name} {waves:.2g}" for name, waves in fused["waves"].items())
+        yield (
+            f"{'fused kernels, all overlapped':30}L = {fused['chunk_size']}: {fused['predicted_ms_lower']:.3g} ms, "
+            f"{fused['segments']} segment{'s' if fused['segments'] > 1 else ''}; waves of programs: {waves}"
         )
-    console.print()
-    for line in sketch(tradeoff, found.recommended, ascii_only=console.options.ascii_only):
-        console.print(line, markup=False, no_wrap=True, crop=True)
-
-
-def _console() -> Console:
-    from rich.console import Console
-
-    return Console(highlight=False)
-
-
-def _table(found: _Found, sizes: Sequence[int]) -> Table:
-    """Return a row an L: time between bounds, intensity, memory."""
-    low, high = found.tradeoff.within()
-    marks = {found.asked: "asked for", found.recommended: "recommended"}
-    rows = [_at(found.tradeoff, size) for size in sizes]
-    return filled_table(
-        ("L", "ms lower", "ms upper", "FLOP/B", "bound by", "GiB", ""),
-        [
-            (
-                str(row["chunk_size"]),
-                f"{row['ms_lower']:.3g}",
-                f"{row['ms_upper']:.3g}",
-                f"{row['intensity']:.0f}",
-                row["bound"],
-                f"{row['memory_bytes'] / 2**30:.2f}",
-                marks.get(row["chunk_size"], "within 5%" if low <= row["chunk_size"] <= high else ""),
-            )
-            for row in rows
-        ],
+    yield ""
+    console = stdout()
+    yield from sketch(
+        tradeoff,
+        answer.recommended,
+        width=min(60, console.width - BESIDE_SKETCH),
+        ascii_only=console.options.ascii_only,
     )
 
 
-def _calibrated(problem: Problem, gate: str, chip: Gpu, tile: int) -> dict[str, Any] | None:
-    """Return the best L of the bundled Triton kernels by the calibrated model; None where it does not apply.
+def _table(answer: _Answer, rows: Sequence[dict[str, Any]]) -> FittedTable:
+    """Return a row an L: time between bounds, intensity, memory."""
+    from tflabench.conclusions.tables import FittedTable, TableColumn
 
-    L is a power of two from a tile to T. The model needs inputs of 16 bits and enough facts about the chip.
-    """
-    from tflabench.theory.calibrated import Modelled, predict
-    from tflabench.theory.cost import GATES
-    from tflabench.theory.launches import Chip
+    low, high = answer.tradeoff.within()
+    marks = {answer.chunk_size: "asked for", answer.recommended: "recommended"}
 
-    known = chip.multiprocessors and chip.clock_hz and chip.float32_flops_per_s
-    if not GATES[gate].modelled or problem.element_bytes != 2 or not known:
-        return None
-    sizes = [2**n for n in range(tile.bit_length() - 1, problem.seq_len.bit_length())]
-    kernel = Modelled("tfla", gate)  # type: ignore[arg-type]
-    terms = {size: predict(problem.with_(chunk_size=size), kernel, Chip.of(chip)) for size in sizes}
-    best = min(sizes, key=lambda size: sum(terms[size].values()))
-    by_term = {term: seconds * 1e3 for term, seconds in terms[best].items()}
-    return {"chunk_size": best, "predicted_ms": sum(by_term.values()), "ms_by_term": by_term}
+    def mark(row: dict[str, Any]) -> str:
+        size = row["chunk_size"]
+        return marks.get(size, "within 5%" if low <= size <= high else "")
 
-
-def _fused(problem: Problem, gate: str, chip: Gpu) -> dict[str, Any] | None:
-    """Return the best L of the fused kernels and what it takes; None where they do not run."""
-    from tflabench.theory import fused
-    from tflabench.theory.cost import GATES
-    from tflabench.theory.hardware import HOPPER
-
-    if not GATES[gate].modelled or problem.element_bytes != 2 or chip.capability != HOPPER:
-        return None
-    best = fused.best_chunk_size(problem, gate, chip)  # type: ignore[arg-type]
-    launched = fused.launched(problem, gate, best)  # type: ignore[arg-type]
-    return {
-        "chunk_size": best,
-        "segments": fused.segments(problem, best),
-        "predicted_ms_lower": fused.runtime(problem.with_(chunk_size=best), gate, chip) * 1e3,  # type: ignore[arg-type]
-        "waves": fused.waves(problem, gate, best, chip),  # type: ignore[arg-type]
-        "on_chip_state_bytes": {kernel.name: kernel.on_chip_bytes for kernel in launched},
-    }
+    columns = [
+        TableColumn("L", "chunk_size"),
+        TableColumn("ms lower", "ms_lower", ".3g"),
+        TableColumn("ms upper", "ms_upper", ".3g"),
+        TableColumn("FLOP/B", "intensity", ".0f", drop=2),
+        TableColumn("bound by", "bound", ">", drop=1),
+        TableColumn("GiB", lambda row: row["memory_bytes"] / 2**30, ".2f"),
+        TableColumn("", mark, ">"),
+    ]
+    return FittedTable(columns, rows)
 
 
 def _at(tradeoff: Tradeoff, size: int) -> dict[str, Any]:

@@ -5,11 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from tflabench.cli.common import app
+from tflabench.cli.common import app, options
 from tflabench.cli.common.checks import words
-from tflabench.cli.common.options import Formats
 from tflabench.cli.common.paths import Results, folder_to_write, out_folder
 from tflabench.problem import InputError
 
@@ -18,14 +15,12 @@ from tflabench.problem import InputError
 def plot(
     directory: Results,
     out: Annotated[Path | None, out_folder("the folder figures beside the rows")] = None,
-    format_: Formats = "png,svg",
+    format_: options.Formats = "png,svg",
     what: Annotated[
-        str,
-        typer.Option(metavar="FIGURES", help="Draw any of runtime, memory, chunk and roofline, comma-separated."),
+        str, options.option(None, "FIGURES", "Draw any of runtime, memory, chunk and roofline, comma-separated.")
     ] = "runtime,memory,chunk,roofline",
     highlight: Annotated[
-        str | None,
-        typer.Option(metavar="PATTERN", help="Colour and name these implementations, at most 7."),
+        str | None, options.option(None, "PATTERN", "Colour and name these implementations, at most 7.")
     ] = None,
 ) -> None:
     """Draw runtime, memory, chunk-size trade-off and roofline of stored rows over theory; print the files written."""

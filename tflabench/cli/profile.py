@@ -7,21 +7,19 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from tflabench.cli.common import app
-from tflabench.cli.common.console import print_json
-from tflabench.cli.common.options import HOW, MOST_CHOICES, OUTPUT, PROBLEM, WHAT, Device, JsonObject, Plugin
+from tflabench.cli.common import app, options
+from tflabench.cli.common.console import emit
 from tflabench.cli.common.paths import figure_to_write, file_to_write, out_file
 from tflabench.problem import InputError, Problem
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
-    from rich.table import Table
+    from rich.console import RenderableType
 
     from tflabench.bench.profile.counters import KernelCounters
     from tflabench.bench.profile.point import Profile
+    from tflabench.conclusions.tables import FittedTable
 
 # Of each kind of device, where options leave it open: the paper's Fig. 4 at T = 4096, and what a CPU does in a moment.
 DEFAULTS: dict[str, dict[str, Any]] = {
@@ -33,80 +31,55 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 MOST_ROWS = 20  # of a table of operators
+LONGEST_NAME = 48  # characters of a kernel's
+NUMBER = ",.4g"
 
 
-def _size(words: str, default: str, *names: str) -> Any:
-    return typer.Option(*names, metavar="N", rich_help_panel=PROBLEM, help=words, show_default=default)
+def _size(line: str, default: str, *names: str) -> Any:
+    return options.option(options.PROBLEM, "N", line, *names, show_default=default)
 
 
-Implementation = Annotated[
+ImplName = Annotated[
     str | None,
-    typer.Option(
-        "--impl",
-        metavar="NAME",
-        rich_help_panel=WHAT,
-        help="Profile this implementation.",
-        show_default="tfla_sig_xl; CPU: reference_sig",
+    options.option(
+        options.WHAT, "NAME", "Profile this implementation.", "--impl", show_default="tfla_sig_xl; CPU: reference_sig"
     ),
 ]
-OwnDtype = Annotated[
+DtypeHere = Annotated[
     str | None,
-    typer.Option(
-        "--dtype",
-        metavar="DTYPE",
-        rich_help_panel=PROBLEM,
-        help="Dtype of q, k, v and the gates.",
-        show_default="bfloat16; CPU: float32",
+    options.option(
+        options.PROBLEM, "DTYPE", "Dtype of q, k, v and the gates.", "--dtype", show_default="bfloat16; CPU: float32"
     ),
 ]
-AnyPass = Annotated[
-    str, typer.Option("--pass", metavar="PASS", rich_help_panel=PROBLEM, help="Pass: fw, fwbw or decode.")
-]
-Calls = Annotated[
-    int,
-    typer.Option(
-        min=1, max=MOST_CHOICES, metavar="N", rich_help_panel=HOW, help="Profile so many calls and show medians."
-    ),
-]
-Counters = Annotated[
-    bool,
-    typer.Option("--counters/--no-counters", rich_help_panel=HOW, help="Read the chip's counters too, with ncu."),
-]
-ProfilerTimeout = Annotated[
-    float,
-    typer.Option(
-        "--timeout",
-        min=1,
-        metavar="SECONDS",
-        rich_help_panel=HOW,
-        help="Stop the profiler after this time, and ncu after the same.",
-    ),
-]
-Keep = Annotated[
-    Path | None,
-    typer.Option(metavar="FILE", rich_help_panel=OUTPUT, help="Keep what ncu wrote in this file."),
-]
+AnyPass = Annotated[str, options.option(options.PROBLEM, "PASS", "Pass: fw, fwbw or decode.", "--pass")]
+CALLS = "Profile so many calls and show medians."
+Calls = Annotated[int, options.option(options.HOW, "N", CALLS, min=1, max=options.MOST_CHOICES)]
+COUNTERS = "Read the chip's counters too, with ncu."
+Counters = Annotated[bool, options.option(options.HOW, None, COUNTERS, "--counters/--no-counters")]
+PROFILER = "Stop the profiler after this time, and ncu after the same."
+ProfilerTimeout = Annotated[float, options.seconds(options.HOW, PROFILER, "--timeout", least=1)]
+Keep = Annotated[Path | None, options.option(options.OUTPUT, "FILE", "Keep what ncu wrote in this file.")]
 
 
 @app.command("profile")
 def profile(  # noqa: PLR0913  options
-    impl: Implementation = None,
-    plugin: Plugin = None,
+    impl: ImplName = None,
+    plugin: options.Plugin = None,
     seq_len: Annotated[int | None, _size("Sequence length T, in steps.", "4096; CPU: 1024")] = None,
     batch: Annotated[int | None, _size("Sequences of one call.", "16; CPU: 1")] = None,
     heads: Annotated[int | None, _size("Number of heads.", "16; CPU: 2")] = None,
     d_qk: Annotated[int | None, _size("Head dimension of queries and keys.", "128; CPU: 64", "--d-qk")] = None,
     d_hv: Annotated[int | None, _size("Head dimension of values and states.", "256; CPU: 128", "--d-hv")] = None,
     chunk_size: Annotated[int | None, _size("Chunk size L, in steps.", "the implementation's choice")] = None,
-    dtype: OwnDtype = None,
+    dtype: DtypeHere = None,
     pass_: AnyPass = "fw",
-    device: Device = "auto",
+    device: options.Device = "auto",
     calls: Calls = 7,
     count: Counters = True,
     timeout: ProfilerTimeout = 300.0,
     out: Annotated[Path | None, out_file("profile.png", "nothing is drawn")] = None,
     keep: Keep = None,
-    as_json: JsonObject = False,
+    as_json: options.Json = False,
 ) -> None:
     """Show where one call spends its time, by GPU kernel, or on a CPU by operator of torch.
 
@@ -123,7 +96,7 @@ def profile(  # noqa: PLR0913  options
     for name in plugin or ():
         registry.plug_in(name)
     machine = detect(device)
-    sizes = {
+    given = {
         "seq_len": seq_len,
         "batch": batch,
         "heads": heads,
@@ -132,7 +105,7 @@ def profile(  # noqa: PLR0913  options
         "dtype": dtype,
         "impl": impl,
     }
-    sizes = DEFAULTS[machine.kind] | {name: value for name, value in sizes.items() if value is not None}
+    sizes = DEFAULTS[machine.kind] | {name: value for name, value in given.items() if value is not None}
     implementation, *more = registry.select(sizes.pop("impl"))
     if more:
         raise InputError(f"impl is {impl!r}, which matches {1 + len(more)} implementations: it must match one")
@@ -147,10 +120,7 @@ def profile(  # noqa: PLR0913  options
 
         write_figure(draw(seen, _title(seen), [_footer(seen)]), out)
         print(f"wrote {out}", file=sys.stderr)
-    if as_json:
-        print_json(_json(seen))
-        return
-    _print(seen)
+    emit(_document(seen), _text(seen), as_json)
 
 
 def _title(seen: Profile) -> str:
@@ -171,107 +141,116 @@ def _footer(seen: Profile) -> str:
     return " · ".join(words)
 
 
-def _print(seen: Profile) -> None:
-    """Print the parts of the call, what was counted of its kernels, and both against the models."""
-    from rich.console import Console
+def _text(seen: Profile) -> Iterator[RenderableType]:
+    """Yield the parts of the call, what was counted of its kernels, and both against the models."""
+    from rich.text import Text
 
-    console = Console(highlight=False)
-    console = console if console.is_terminal else Console(highlight=False, width=120)
-    console.print(_title(seen), style="bold")
+    yield Text(_title(seen), style="bold")
     if seen.wrong:
-        console.print(f"Its result is wrong: {seen.wrong}", style="bold red")
-    console.print(_parts_table(seen))
-    console.print(f"The whole call takes {seen.ms:.4g} ms, timed without the profiler.")
+        yield Text(f"Its result is wrong: {seen.wrong}", style="bold red")
+    yield _parts_table(seen)
+    yield f"The whole call takes {seen.ms:.4g} ms, timed without the profiler.\n"
     if seen.total is not None:
-        console.print(_counted_table(seen, seen.total))
-        console.print("Counted by Nsight Compute with the caches emptied before each kernel.")
+        yield _counted_table((*seen.counted, seen.total))
+        yield "Counted by Nsight Compute with the caches emptied before each kernel.\n"
     if seen.pairs:
-        console.print(_expected_table(seen))
-        console.print("Model: the calibrated one, kernel by kernel; GFLOP of matrix products.")
-    console.print(_sources_table(seen))
+        yield _expected_table(seen)
+        yield "Model: the calibrated one, kernel by kernel; GFLOP of matrix products.\n"
+    yield _sources_table(seen)
     ceilings = seen.ceilings
-    console.print(
+    yield (
         "Model: Tables 8 and 9 of the paper, the backward derived from its section B.3; "
         f"at {ceilings.flops_per_s / 1e12:.4g} TFLOP/s and {ceilings.bytes_per_s / 1e12:.3g} TB/s "
         f"({ceilings.provenance}: {ceilings.source})."
     )
     if not seen.counted:
-        console.print(f"No counters: {seen.why_not_counted}.")
+        yield f"No counters: {seen.why_not_counted}."
 
 
-def _parts_table(seen: Profile) -> Table:
+def _parts_table(seen: Profile) -> FittedTable:
     """Return a line a GPU kernel or operator, the longest first: launches, time and share."""
+    from tflabench.conclusions.tables import FittedTable, TableColumn
     from tflabench.figures.profile import PARTS, short
 
     parts = sorted(seen.parts, key=lambda part: -part["ms"])
-    summed = sum(part["ms"] for part in parts)
-    rows: list[tuple[str, ...]] = [
-        (short(part["name"], 48), str(part["launches"]), f"{part['ms']:.4g}", f"{100 * part['ms'] / summed:.1f}%")
-        for part in parts[:MOST_ROWS]
+    summed, rest = sum(part["ms"] for part in parts), parts[MOST_ROWS:]
+    rows = [part | {"name": short(part["name"], LONGEST_NAME)} for part in parts[:MOST_ROWS]]
+    if rest:
+        rows += [{"name": f"{len(rest)} others", "launches": None, "ms": sum(part["ms"] for part in rest)}]
+    rows += [{"name": "sum", "launches": None, "ms": summed}]
+    columns = [
+        TableColumn(PARTS[seen.machine.kind], "name"),
+        TableColumn("launches", "launches", "d"),
+        TableColumn("ms", "ms", ".4g"),
+        TableColumn("share", lambda row: row["ms"] / summed, ".1%"),
     ]
-    if rest := parts[MOST_ROWS:]:
-        spent = sum(part["ms"] for part in rest)
-        rows.append((f"{len(rest)} others", "", f"{spent:.4g}", f"{100 * spent / summed:.1f}%"))
-    rows.append(("sum", "", f"{summed:.4g}", ""))
-    return _table((PARTS[seen.machine.kind], "launches", "ms", "share"), rows)
+    return FittedTable(columns, rows)
 
 
-def _counted_table(seen: Profile, total: KernelCounters) -> Table:
-    """Return a line a GPU kernel with its counters, and one for their sum."""
+def _counted_table(kernels: Sequence[KernelCounters]) -> FittedTable:
+    """Return a line a GPU kernel with its counters."""
+    from tflabench.conclusions.tables import FittedTable, TableColumn
     from tflabench.figures.profile import short
 
-    rows = [
-        (
-            short(kernel.name, 48),
-            f"{kernel.ms:.4g}",
-            _number(kernel.dram_bytes, 1e6),
-            _number(kernel.dram_bytes and kernel.dram_bytes / kernel.ms * 1e3, 1e9),
-            _number(kernel.tensor_flops, 1e9),
-            _number(kernel.scalar_flops, 1e9),
-            _number(kernel.intensity, 1),
-        )
-        for kernel in (*seen.counted, total)
+    columns = [
+        TableColumn("GPU kernel, counted", lambda kernel: short(kernel.name, LONGEST_NAME)),
+        TableColumn("ms", lambda kernel: kernel.ms, ".4g"),
+        TableColumn("DRAM\nMB", lambda kernel: _in(1e6, kernel.dram_bytes), NUMBER),
+        TableColumn("GB/s", lambda kernel: _in(kernel.ms * 1e6, kernel.dram_bytes), NUMBER, drop=2),
+        TableColumn("tensor\nGFLOP", lambda kernel: _in(1e9, kernel.tensor_flops), NUMBER),
+        TableColumn("float32\nGFLOP", lambda kernel: _in(1e9, kernel.scalar_flops), NUMBER, drop=1),
+        TableColumn("FLOP/B", lambda kernel: kernel.intensity, NUMBER, drop=2),
     ]
-    header = ("GPU kernel, counted", "ms", "DRAM\nMB", "GB/s", "tensor\nGFLOP", "float32\nGFLOP", "FLOP/B")
-    return _table(header, rows)
+    return FittedTable(columns, kernels)
 
 
-def _expected_table(seen: Profile) -> Table:
+def _expected_table(seen: Profile) -> FittedTable:
     """Return a line a GPU kernel: what the calibrated model says, and what was counted."""
+    from tflabench.conclusions.tables import FittedTable, TableColumn
     from tflabench.figures.profile import short
 
-    rows = [
-        (
-            short(counted.name, 48),
-            expected.name,
-            *(_number(value, 1) for value in (expected.ms, counted.ms)),
-            *(_number(value, 1e6) for value in (expected.bytes, counted.dram_bytes)),
-            *(_number(value, 1e9) for value in (expected.flops, counted.tensor_flops)),
-        )
-        for counted, expected in seen.pairs
+    columns = [
+        TableColumn("GPU kernel", lambda pair: short(pair[0].name, LONGEST_NAME)),
+        TableColumn("makes", lambda pair: pair[1].name),
+        TableColumn("model\nms", lambda pair: pair[1].ms, NUMBER),
+        TableColumn("counted\nms", lambda pair: pair[0].ms, NUMBER),
+        TableColumn("model\nMB", lambda pair: _in(1e6, pair[1].bytes), NUMBER, drop=2),
+        TableColumn("counted\nMB", lambda pair: _in(1e6, pair[0].dram_bytes), NUMBER, drop=2),
+        TableColumn("model\nGFLOP", lambda pair: _in(1e9, pair[1].flops), NUMBER, drop=1),
+        TableColumn("counted\nGFLOP", lambda pair: _in(1e9, pair[0].tensor_flops), NUMBER, drop=1),
     ]
-    columns = [name for unit in ("ms", "MB", "GFLOP") for name in (f"{unit}\nmodel", "\ncounted")]
-    return _table(("GPU kernel", "makes", *columns), rows)
+    return FittedTable(columns, seen.pairs)
 
 
-def _sources_table(seen: Profile) -> Table:
+def _sources_table(seen: Profile) -> FittedTable:
     """Return bytes, FLOPs, intensity and time of the call by both models and as measured."""
-    total, bounds = seen.total, seen.bounds
-    sources = [("model", seen.model.bytes, seen.model.flops, f"{bounds.lower * 1e3:.4g} to {bounds.upper * 1e3:.4g}")]
+    from tflabench.conclusions.tables import FittedTable, TableColumn
+
+    model, total, bounds = seen.model, seen.total, seen.bounds
+    sources: list[tuple[str, float | None, float | None, str]] = [
+        ("model", float(model.bytes), float(model.flops), f"{bounds.lower * 1e3:.4g} to {bounds.upper * 1e3:.4g}"),
+        ("measured", total and total.dram_bytes, total and total.flops, f"{seen.ms:.4g}"),
+    ]
     if seen.expected:
         ms, moved, flops = (sum(getattr(kernel, name) for kernel in seen.expected) for name in ("ms", "bytes", "flops"))
-        sources.append(("calibrated\nmodel", moved, flops, f"{ms:.4g}"))
-    sources.append(("measured", total and total.dram_bytes, total and total.flops, f"{seen.ms:.4g}"))
-    rows = [
-        ("DRAM bytes (MB)", *(_number(moved, 1e6) for _, moved, _, _ in sources)),
-        ("FLOPs (GFLOP)", *(_number(flops, 1e9) for _, _, flops, _ in sources)),
-        ("intensity (FLOP/B)", *(_number(flops and moved and flops / moved, 1) for _, moved, flops, _ in sources)),
-        ("time (ms)", *(time for _, _, _, time in sources)),
+        sources.insert(1, ("calibrated model", moved, flops, f"{ms:.4g}"))
+    columns = [
+        TableColumn("", lambda source: source[0]),
+        TableColumn("DRAM\nMB", lambda source: _in(1e6, source[1]), NUMBER),
+        TableColumn("\nGFLOP", lambda source: _in(1e9, source[2]), NUMBER),
+        TableColumn("\nFLOP/B", lambda source: source[1] and _in(source[1], source[2]), NUMBER, drop=1),
+        TableColumn("time\nms", lambda source: source[3], ">"),
     ]
-    return _table(("", *(name for name, *_ in sources)), rows)
+    return FittedTable(columns, sources)
 
 
-def _json(seen: Profile) -> dict[str, Any]:
+def _in(unit: float, value: float | None) -> float | None:
+    """Return a value in a unit; None where there is none."""
+    return None if value is None else value / unit
+
+
+def _document(seen: Profile) -> dict[str, Any]:
+    """Return the profile as --json prints it."""
     total = seen.total
     return {
         "implementation": seen.point.implementation.name,
@@ -294,19 +273,3 @@ def _json(seen: Profile) -> dict[str, Any]:
         "pairs": [[counted.name, expected.name] for counted, expected in seen.pairs],
         "ceilings": asdict(seen.ceilings),
     }
-
-
-def _number(value: float | None, size: float) -> str:
-    return "-" if value is None else f"{value / size:,.4g}"
-
-
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Any:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for index, column in enumerate(columns):
-        table.add_column(column, justify="right" if index else "left", no_wrap=True)
-    for row in rows:
-        table.add_row(*row)
-    return table

@@ -13,7 +13,6 @@ from tflabench.cli.common import app, options
 from tflabench.cli.common.checks import words
 from tflabench.cli.common.console import stderr
 from tflabench.cli.common.dry_run import print_selection
-from tflabench.cli.common.options import WHAT
 from tflabench.cli.common.paths import folder_to_write, out_folder
 from tflabench.cli.sweep import seconds_to_tune
 from tflabench.problem import InputError
@@ -25,24 +24,12 @@ if TYPE_CHECKING:
     from tflabench.selection.points import Point
 
 
-Named = Annotated[
-    list[str] | None, typer.Argument(metavar="[FIGURE]...", help="fig4, 5, 12, 13, 14, 17, 19, 20, or all.")
-]
-MatchedHeads = Annotated[
-    bool,
-    typer.Option("--matched-heads", rich_help_panel=WHAT, help="Give every kernel the same heads and dimensions."),
-]
-Part = Annotated[
-    list[str] | None,
-    typer.Option(
-        "-a",
-        "--axis",
-        metavar="AXIS=VALUES",
-        rich_help_panel=WHAT,
-        help="Take only this part of a figure, such as seq_len=512,8192.",
-    ),
-]
-Root = Annotated[Path, typer.Option("--results", metavar="DIR", help="Where results folders lie.")]
+Figures = Annotated[list[str] | None, typer.Argument(metavar="FIGURE", help="fig4, 5, 12, 13, 14, 17, 19, 20, or all.")]
+MATCHED = "Give every kernel the same heads and dimensions."
+MatchedHeads = Annotated[bool, options.option(options.WHAT, None, MATCHED, "--matched-heads")]
+PART = "Take only this part of a figure, such as seq_len=512,8192."
+Part = Annotated[list[str] | None, options.option(options.WHAT, "AXIS=VALUES", PART, "-a", "--axis")]
+Root = Annotated[Path, options.option(options.OUTPUT, "DIR", "Where results folders lie.", "--results")]
 
 
 @dataclass(frozen=True)
@@ -68,7 +55,7 @@ class _Drawing:
 
 @app.command("reproduce")
 def reproduce(  # noqa: PLR0913  options
-    figures: Named = None,
+    figures: Figures = None,
     matched_heads: MatchedHeads = False,
     axis: Part = None,
     impl: options.Impl = None,

@@ -7,26 +7,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-import typer
-
 from tflabench.bench.gpu_choice import chosen_gpu
-from tflabench.cli.common import app, complete
+from tflabench.cli.common import app, complete, options
 from tflabench.cli.common.console import PASS_NAMES, emit
-from tflabench.cli.common.options import (
-    CHIP,
-    PROBLEM,
-    BandwidthTbs,
-    CausalFactor,
-    CountsOption,
-    Dhv,
-    Dqk,
-    Dtype,
-    Gate,
-    JsonObject,
-    Pass,
-    PeakTflops,
-    StateDtype,
-)
 from tflabench.cli.common.paths import Overlay, figure_to_write, out_file
 from tflabench.problem import InputError, Problem, dtype_bytes, one_of
 
@@ -41,17 +24,15 @@ if TYPE_CHECKING:
     from tflabench.theory.hardware import Gpu
 
 
-Sizes = Annotated[
-    str,
-    typer.Option("--chunk-size", metavar="VALUES", rich_help_panel=PROBLEM, help="Mark these L: 64,128 or 16:4096:x4."),
-]
+SIZES = "Mark these L: 64,128 or 16:4096:x4."
+Sizes = Annotated[str, options.option(options.PROBLEM, "VALUES", SIZES, "--chunk-size")]
 Gpus = Annotated[
     str | None,
-    typer.Option(
+    options.option(
+        options.CHIP,
+        "NAMES",
+        "Draw the roofs of these GPUs, comma-separated.",
         "--gpu",
-        metavar="NAMES",
-        rich_help_panel=CHIP,
-        help="Draw the roofs of these GPUs, comma-separated.",
         autocompletion=complete.gpu_lists,
         show_default="those of --overlay, else V100,A100,H100",
     ),
@@ -93,21 +74,21 @@ class _Roofline(NamedTuple):
 
 @app.command("roofline")
 def roofline(  # noqa: PLR0913  options
-    d_qk: Dqk = 256,
-    d_hv: Dhv = 512,
-    gate: Gate = "sig",
+    d_qk: options.Dqk = 256,
+    d_hv: options.Dhv = 512,
+    gate: options.Gate = "sig",
     chunk_size: Sizes = "16:4096:x4",
-    dtype: Dtype = "bfloat16",
-    pass_: Pass = "fw",
-    causal_factor: CausalFactor = 0.5,
-    state_dtype: StateDtype = "float32",
-    counts: CountsOption = "published",
+    dtype: options.Dtype = "bfloat16",
+    pass_: options.Pass = "fw",
+    causal_factor: options.CausalFactor = 0.5,
+    state_dtype: options.StateDtype = "float32",
+    counts: options.CountsName = "published",
     gpu: Gpus = None,
-    peak_tflops: PeakTflops = None,
-    bandwidth_tbs: BandwidthTbs = None,
+    peak_tflops: options.PeakTflops = None,
+    bandwidth_tbs: options.BandwidthTbs = None,
     overlay: Overlay = None,
     out: Annotated[Path, out_file("roofline.png")] = Path("roofline.png"),
-    as_json: JsonObject = False,
+    as_json: options.Json = False,
 ) -> None:
     """Draw the arithmetic intensity of chunk sizes under the rooflines of GPUs, with measured points laid over."""
     from tflabench.figures.files import write_figure

@@ -7,26 +7,24 @@ from typing import Annotated
 
 import typer
 
-from tflabench.cli.common import app
-from tflabench.cli.common.options import PROBLEM, Formats
+from tflabench.cli.common import app, options
+from tflabench.cli.common.checks import words
 from tflabench.cli.common.paths import Overlay, folder_to_write, out_folder
 from tflabench.problem import one_of
 
 
 @app.command("theory")
 def theory(
-    figures: Annotated[list[str] | None, typer.Argument(metavar="[FIGURE]...", help="fig15 to fig22, or all.")] = None,
+    figures: Annotated[list[str] | None, typer.Argument(metavar="FIGURE", help="fig15 to fig22, or all.")] = None,
     out: Annotated[Path, out_folder()] = Path("theory"),
     overlay: Overlay = None,
     gate: Annotated[
-        str,
-        typer.Option(metavar="GATES", rich_help_panel=PROBLEM, help="Gates: exp and sig of the mLSTM, and gla."),
+        str, options.option(options.PROBLEM, "GATES", "Gates: exp and sig of the mLSTM, and gla.")
     ] = "exp,sig",
     pass_: Annotated[
-        str,
-        typer.Option("--pass", metavar="PASSES", rich_help_panel=PROBLEM, help="Passes: fw and fwbw, comma-separated."),
+        str, options.option(options.PROBLEM, "PASSES", "Passes: fw and fwbw, comma-separated.", "--pass")
     ] = "fw,fwbw",
-    format_: Formats = "png",
+    format_: options.Formats = "png",
 ) -> None:
     """Draw the figures of the paper's theory part, 15 to 22, for a gate and pass each; print the files written.
 
@@ -40,16 +38,13 @@ def theory(
     from tflabench.rows.load import read_rows
     from tflabench.theory.cost import GATES
 
-    wanted = [name for name in figures or ["all"] if name != "all"] or list(paper.FIGURES)
-    for name in wanted:
-        one_of("figure", name, ("all", *paper.FIGURES))
-    gates = [one_of("gate", word.strip(), GATES) for word in gate.split(",")]
-    passes = [one_of("pass", word.strip(), ("fw", "fwbw")) for word in pass_.split(",")]
-    formats = [one_of("format", word.strip(), FORMATS) for word in format_.split(",")]
+    names = [one_of("figure", name, ("all", *paper.FIGURES)) for name in figures or ["all"]]
+    names = list(paper.FIGURES) if "all" in names else names
+    gates = [one_of("gate", word, GATES) for word in words(gate)]
+    passes = [one_of("pass", word, ("fw", "fwbw")) for word in words(pass_)]
+    formats = [one_of("format", word, FORMATS) for word in words(format_)]
     rows = read_rows(overlay) if overlay else None
     out = folder_to_write(out)
-    figures_wanted = (
-        paper.FIGURES[name](own_gate, own_pass, rows) for name in wanted for own_gate in gates for own_pass in passes
-    )
-    for path in write_figures(figures_wanted, out, formats):
+    drawn = (paper.FIGURES[name](gate, pass_, rows) for name in names for gate in gates for pass_ in passes)
+    for path in write_figures(drawn, out, formats):
         print(path)

@@ -5,12 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from tflabench.cli.common import app
+from tflabench.cli.common import app, options
 from tflabench.cli.common.checks import words
 from tflabench.cli.common.console import emit
-from tflabench.cli.common.options import PROBLEM, Dhv, Dqk, Formats, JsonObject, SeqLen
 from tflabench.cli.common.paths import folder_to_write, out_folder
 from tflabench.problem import InputError, one_of
 
@@ -25,30 +22,22 @@ MOST_VALUES = 400  # of one gate's grid: more is a slip
 AT_FORGET_GATE = 5.0  # where the table reads the maps: the paper initialises f~ within [3, 6]
 
 
-Figures = Annotated[
-    str,
-    typer.Option("--figure", metavar="FIGURES", help="Draw any of the paper's figures 3, 6 and 7, comma-separated."),
-]
+FIGURE = "Draw any of the paper's figures 3, 6 and 7, comma-separated."
+Figures = Annotated[str, options.option(None, "FIGURES", FIGURE, "--figure")]
 Eps = Annotated[
     str | None,
-    typer.Option(
-        metavar="VALUES",
-        rich_help_panel=PROBLEM,
-        help="Epsilon of the norm layer, comma-separated.",
+    options.option(
+        options.PROBLEM,
+        "VALUES",
+        "Epsilon of the norm layer, comma-separated.",
         show_default="1e-6 in figure 3, else 1e-2,1e-6,1e-8",
     ),
 ]
-Norm = Annotated[str, typer.Option(metavar="NORM", rich_help_panel=PROBLEM, help="Norm layer: rms or layer.")]
-InputGate = Annotated[
-    str, typer.Option(metavar="LOW:HIGH", rich_help_panel=PROBLEM, help="Range of the input gates i~.")
-]
-ForgetGate = Annotated[
-    str, typer.Option(metavar="LOW:HIGH", rich_help_panel=PROBLEM, help="Range of the forget gates f~.")
-]
-Step = Annotated[float, typer.Option(metavar="X", rich_help_panel=PROBLEM, help="Distance of two gate values.")]
-Seed = Annotated[
-    int, typer.Option(min=0, max=2**32 - 1, metavar="N", rich_help_panel=PROBLEM, help="Seed of q, k and v.")
-]
+Norm = Annotated[str, options.option(options.PROBLEM, "NORM", "Norm layer: rms or layer.")]
+InputGate = Annotated[str, options.option(options.PROBLEM, "LOW:HIGH", "Range of the input gates i~.")]
+ForgetGate = Annotated[str, options.option(options.PROBLEM, "LOW:HIGH", "Range of the forget gates f~.")]
+Step = Annotated[float, options.option(options.PROBLEM, "X", "Distance of two gate values.")]
+Seed = Annotated[int, options.option(options.PROBLEM, "N", "Seed of q, k and v.", min=0, max=2**32 - 1)]
 
 
 @app.command("transfer")
@@ -59,13 +48,13 @@ def transfer(  # noqa: PLR0913  options
     input_gate: InputGate = "-12:8",
     forget_gate: ForgetGate = "-5:12",
     step: Step = 0.25,
-    seq_len: SeqLen = 512,
-    d_qk: Dqk = 128,
-    d_hv: Dhv = 128,
+    seq_len: options.SeqLen = 512,
+    d_qk: options.Dqk = 128,
+    d_hv: options.Dhv = 128,
     seed: Seed = 0,
     out: Annotated[Path, out_folder()] = Path("results/theory/transfer"),
-    format_: Formats = "png",
-    as_json: JsonObject = False,
+    format_: options.Formats = "png",
+    as_json: options.Json = False,
 ) -> None:
     """Draw how gates, normaliser and norm layer scale a signal (the paper's Figs. 3, 6 and 7).
 

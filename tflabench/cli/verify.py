@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tflabench.cli.common import app
+from tflabench.cli.common import app, options
 from tflabench.cli.common.console import emit, stderr
-from tflabench.cli.common.options import HOW, Axes, Device, Impl, Json, MemoryLimit, Plugin, Preset, Timeout
 from tflabench.cli.common.paths import folder_to_write, out_folder
 from tflabench.problem import parse_bytes
 
@@ -20,24 +19,16 @@ if TYPE_CHECKING:
 
 @app.command("verify")
 def verify(
-    preset: Preset = "quick",
-    axis: Axes = None,
-    impl: Impl = None,
-    plugin: Plugin = None,
-    device: Device = "auto",
-    verify_seconds: Annotated[
-        float,
-        typer.Option(
-            min=0,
-            metavar="SECONDS",
-            rich_help_panel=HOW,
-            help="Give the float64 check of one point this time, at least 512 steps.",
-        ),
-    ] = 30.0,
-    timeout: Timeout = 600.0,
-    memory_limit: MemoryLimit = None,
+    preset: options.Preset = "quick",
+    axis: options.Axes = None,
+    impl: options.Impl = None,
+    plugin: options.Plugin = None,
+    device: options.Device = "auto",
+    verify_seconds: Annotated[float, options.seconds(options.HOW, options.VERIFY)] = 30.0,
+    timeout: options.Timeout = 600.0,
+    memory_limit: options.MemoryLimit = None,
     out: Annotated[Path | None, out_folder("no errors.csv is written")] = None,
-    json_: Json = False,
+    json_: options.Json = False,
 ) -> None:
     """Compare forward and every gradient with float64; exit code 1 where one is too far off."""
     from rich.progress import track

@@ -273,12 +273,11 @@ def advice(demand: Demand, gpu: Gpu, gates: Sequence[str], kind: DeviceKind, pat
     plugged = registry.plugged()
     for impl in registry.select(pattern) if pattern else registry.ours_and_plugged():
         plain = impl.package == "torch"
-        computes = impl.gate or impl.operation
-        if computes is None or computes not in gates or not (impl.chunked or impl in plugged):
+        kernel = advised(impl)
+        if kernel.gate not in gates or not (impl.chunked or impl in plugged):
             continue
         if pattern is None and impl not in plugged and plain != (kind == "cpu"):
             continue
-        kernel = advised(impl)
         sizes, left_out = _chunk_sizes(impl, demand, gpu, kind)
         refused += left_out
         found += choices(demand, kernel, sizes, gpu)

@@ -75,7 +75,7 @@ class FittedTable:
                 break
             shown.remove(last)
         yield self._table(shown)
-        if missing := [column.name for n, column in enumerate(self._columns) if n not in shown]:
+        if missing := [column.name for n, column in enumerate(self._columns) if n not in shown and column.name]:
             yield Text(f"No room for {', '.join(missing)}.", style="dim")
 
     def _width(self, shown: Sequence[int], console: Console, options: ConsoleOptions) -> int:

@@ -6,7 +6,7 @@ calibrated model goes kernel by kernel, so most of what it adds is in no count: 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -58,12 +58,14 @@ class Prediction:
         seconds, source: the time, and which model says so.
         bounds: of the published model, in seconds.
         outside: why the time is not between them, as a part of a sentence; None where it is.
+        terms: what the time is the sum of, in seconds; empty of a published bound.
     """
 
     seconds: float
     source: Source
     bounds: TimeBounds
     outside: str | None = None
+    terms: Mapping[str, float] = field(default_factory=dict[str, float])
 
 
 def predict(kernel: AdvisedKernel, problem: Problem, gpu: Gpu) -> Prediction:
@@ -77,7 +79,7 @@ def predict(kernel: AdvisedKernel, problem: Problem, gpu: Gpu) -> Prediction:
     terms = calibrated.predict(problem, kernel.modelled, chip)
     launches = calibrated.launches(problem, kernel.modelled, chip.device)
     outside = why_outside(terms, launches, counted, gpu)
-    return Prediction(sum(terms.values()), "calibrated model", bounds, outside)
+    return Prediction(sum(terms.values()), "calibrated model", bounds, outside, terms)
 
 
 def why_outside(terms: dict[str, float], launches: list[Launch], counted: Cost, gpu: Gpu) -> str | None:

@@ -6,15 +6,15 @@ import errno
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 import tflabench
 from tflabench.cli.common.console import drop_stdout
-from tflabench.cli.common.help import Command, Group
 from tflabench.problem import InputError
 
 # What `tflabench --help` shows, in this order: heading -> command -> its line.
@@ -46,12 +46,7 @@ COMMANDS = {
         "list": "List implementations, presets and axes",
     },
 }
-MOVED = {name: f"rows {name}" for name in ("merge", "recount", "migrate")}  # old name -> new name
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]  # click's, wherever this version of typer keeps it
-# help_option_names and max_content_width hold for every command below.
-SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 80}
-
-
 PATHS = (errno.EACCES, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR)  # errors of a path that a user gave
 
 
@@ -88,17 +83,56 @@ def _one_line_errors() -> Iterator[None]:
     raise typer.Exit(code)
 
 
+def _check_words(words: Sequence[str]) -> None:
+    """Raise InputError for a word that is empty, as a shell makes it of a variable that is not set."""
+    for before, word in zip(("an argument", *words), words, strict=False):
+        option, equals, value = word.partition("=") if word.startswith("--") else (before, "=", word)
+        if equals and not value.strip():
+            raise InputError(f"{option} is {value!r}: it must not be empty")
+
+
+def _write_panels(command: Any, ctx: Any, formatter: Any) -> None:
+    """Write what a command takes as click does, a heading a panel; commands of a group stand below theirs."""
+    panels: dict[str, list[tuple[str, str]]] = {}
+    for name in command.list_commands(ctx) if hasattr(command, "list_commands") else ():
+        below = command.get_command(ctx, name)
+        panels.setdefault(below.rich_help_panel or "Commands", []).append((name, below.get_short_help_str(60)))
+    for param in command.get_params(ctx):
+        if record := param.get_help_record(ctx):
+            panels.setdefault(param.rich_help_panel or f"{param.param_type_name}s".capitalize(), []).append(record)
+    for heading, records in panels.items():
+        with formatter.section(heading):
+            formatter.write_dl(records, col_max=24)
+
+
+class Command(TyperCommand):
+    """A command whose options stand below the headings of their panels."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write arguments and options."""
+        _write_panels(self, ctx, formatter)
+
+
+class Group(TyperGroup):
+    """A group of such commands, which stand below headings too."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write commands and options."""
+        _write_panels(self, ctx, formatter)
+
+
 class _Main(Group):
-    """The outermost group: its commands stand in the order of COMMANDS, below headings."""
+    """The outermost group: its commands stand in the order of COMMANDS."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        order = {name: place for place, name in enumerate(name for below in COMMANDS.values() for name in below)}
-        self.commands = dict(sorted(self.commands.items(), key=lambda item: order[item[0]]))
+        order = [name for below in COMMANDS.values() for name in below]
+        self.commands = {name: self.commands[name] for name in order}
 
-    def make_context(self, *args: Any, **kwargs: Any) -> Any:
+    def make_context(self, info_name: Any, args: list[str], *more: Any, **extra: Any) -> Any:
         with _one_line_errors():
-            return super().make_context(*args, **kwargs)
+            _check_words(args)
+            return super().make_context(info_name, args, *more, **extra)
 
     def invoke(self, ctx: Any) -> Any:
         warnings.formatwarning = lambda message, *_, **__: f"tflabench: warning: {message}\n"
@@ -107,11 +141,6 @@ class _Main(Group):
             sys.stdout.flush()  # here a disk that is full can still be told of in one line
             return result
 
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if args[0] in MOVED:
-            raise InputError(f"`tflabench {args[0]}` is now `tflabench {MOVED[args[0]]}`")
-        return super().resolve_command(ctx, args)
-
 
 def _print_version(wanted: bool) -> None:
     if wanted:
@@ -119,24 +148,21 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-def _shared(line: str, alone: bool = False) -> dict[str, Any]:
-    """Return the settings of a group of commands; `alone`: it does something without a command."""
-    return {"help": line, "no_args_is_help": not alone, "rich_markup_mode": None, "context_settings": SETTINGS}
+def _group(line: str, cls: type[Group] = Group, **options: Any) -> typer.Typer:
+    """Return a group of commands, whose help is plain text: boxes cost the imports of rich."""
+    settings = {"help_option_names": ["-h", "--help"]}
+    return typer.Typer(help=line, cls=cls, context_settings=settings, rich_markup_mode=None, **options)
 
 
-app = typer.Typer(
+app = _group(
+    "Time kernels of Tiled Flash Linear Attention, and hold them to the roofline.",
+    _Main,
     name="tflabench",
-    cls=_Main,
-    add_completion=True,
+    no_args_is_help=True,
     pretty_exceptions_enable=False,
-    **_shared("Time kernels of Tiled Flash Linear Attention, and hold them to the roofline."),
 )
-rows = typer.Typer(cls=Group, **_shared("Change stored rows: merge or pack folders."))
-cache = typer.Typer(
-    cls=Group,
-    invoke_without_command=True,
-    **_shared("Show where caches lie and how large they are, or clear them.", alone=True),
-)
+rows = _group("Change stored rows: merge or pack folders.", no_args_is_help=True)
+cache = _group("Show where caches lie and how large they are, or clear them.", invoke_without_command=True)
 for _name, _below in (("rows", rows), ("cache", cache)):
     app.add_typer(_below, name=_name, short_help=COMMANDS["Data"][_name], rich_help_panel="Data")
 

@@ -8,13 +8,12 @@ from typing import Annotated
 import typer
 
 from tflabench.cli.common.app import rows
-from tflabench.cli.common.help import Command
 from tflabench.cli.common.options import WHAT, Impl
 from tflabench.cli.common.paths import ROWS
 from tflabench.problem import InputError
 
 
-@rows.command(cls=Command)
+@rows.command()
 def merge(
     sources: Annotated[list[Path], typer.Argument(metavar="SOURCE...", help=f"One or more. {ROWS}")],
     into: Annotated[

@@ -7,11 +7,10 @@ from typing import Annotated
 import typer
 
 from tflabench.cli.common.app import rows
-from tflabench.cli.common.help import Command
 from tflabench.cli.common.paths import Results
 
 
-@rows.command(cls=Command)
+@rows.command()
 def pack(
     directory: Results,
     closed: Annotated[bool, typer.Option("--closed", help="Keep only rows of comparisons that ended.")] = False,

@@ -1,0 +1,105 @@
+"""The command advise: by theory of GPUs that are not here, and measured on the CPU."""
+
+from __future__ import annotations
+
+import pytest
+from commands import CPU, document, on_a_cpu, output, refused
+
+from tflabench.bench import machine
+from tflabench.bench.machine import Machine
+from tflabench.bench.station import Station
+from tflabench.theory import hardware, held_out
+
+GIB = 2**30
+
+
+@pytest.fixture(autouse=True)
+def _machine(tmp_path, monkeypatch):
+    on_a_cpu(tmp_path, monkeypatch)
+
+
+def test_json_has_ranks_frontier_and_batches_in_order():
+    result = document("advise", "--gpu", "H200", "--memory-budget", "20GiB", "--gate", "sig")
+    fitting = [row["step_ms"] for row in result["ranked"] if row["fits"]]
+    assert fitting == sorted(fitting)
+    assert result["recommended"] == result["ranked"][0]
+    front = result["frontier"]
+    assert [row["memory_bytes"] for row in front] == sorted(row["memory_bytes"] for row in front)
+    assert [row["step_ms"] for row in front] == sorted((row["step_ms"] for row in front), reverse=True)
+    assert result["memory_budget_bytes"] == 20 * GIB
+    assert {row["gate"] for row in result["ranked"]} == {"sig"}
+    assert result["never_run"] is False
+
+
+def test_json_has_what_was_refused_and_how_far_to_trust_the_rest():
+    result = document("advise", "--gpu", "A100", "--gate", "sig")
+    assert result["never_run"] is True
+    refusals = {(each["implementation"], each["chunk_size"]): each["reason"] for each in result["refused"]}
+    assert refusals["hopper_sig", None] == "needs a GPU of compute capability 9.x, not 8.0"
+    assert {size for name, size in refusals if name == "tfla_sig_limit"} == {256, 512, 1024, 2048, 4096, 8192}
+    for row in result["ranked"]:
+        assert row["held_out_error"]["held_out"]
+        within = row["model_ms_lower"] <= row["call_ms"] <= row["model_ms_upper"]
+        assert (row["outside_bounds"] is None) == within
+    assert result["gpu"]["capability"] == [8, 0]
+
+
+@pytest.mark.parametrize("columns", ["60", "100", "160"])
+def test_the_text_says_what_it_rests_on(columns):
+    words = ["advise", "--gpu", "A100", "--layers", "24", "--tokens", "262144"]
+    text = " ".join(output(*words, COLUMNS=columns).split())
+    error = held_out.held_out_error("tfla", hardware.find("A100"))
+    assert error is not None
+    assert f"+-{error.median:.0%} (held out: {error.rows} rows of an {error.gpu}), worst {error.worst:+.0%}." in text
+    assert "Nothing was ever run on an A100 SXM 80GB: this is theory alone." in text
+    assert "Left out: hopper_sig needs a GPU of compute capability 9.x, not 8.0." in text
+    recommended = document(*words)["recommended"]
+    assert f"{recommended['implementation']} {recommended['chunk_size']} {recommended['batch']} " in text
+    assert f" {recommended['memory_bytes'] / GIB:.2f} " in text
+
+
+def test_it_draws_the_frontier_where_it_is_asked_to(tmp_path):
+    output("advise", "--gpu", "A100", "--out", str(tmp_path / "advice.svg"))
+    assert (tmp_path / "advice.svg").stat().st_size > 10_000
+    assert "A100 SXM 80GB is not here: all this is theory." in (tmp_path / "advice.txt").read_text()
+
+
+def test_measured_advice_ranks_by_what_it_measured(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # on the CPU, wherever this runs
+    sizes = "--seq-len 128 --batch 1 --heads 1 --d-qk 16 --d-hv 16 --dtype float32 --gate sig --top 2".split()
+    result = document("advise", "--measure", *sizes)
+    assert {row["source"] for row in result["ranked"]} == {"measured"}
+    assert {row["implementation"] for row in result["ranked"]} == {"reference_sig"}
+    assert result["never_run"] is False
+    assert {row["held_out_error"] for row in result["ranked"]} == {None}
+
+
+def test_on_a_cpu_it_measures_nothing_that_takes_many_minutes(monkeypatch):
+    monkeypatch.setattr(Station, "_open", lambda station: pytest.fail("a worker starts, or measures ceilings"))
+    refused(["advise", "--measure"], "give a smaller problem, such as --dtype float32 --batch 1")
+    roomy = Machine("cpu", CPU.name, 1 << 42)
+    monkeypatch.setattr(machine, "detect", lambda device: roomy)
+    refused(["advise", "--measure"], "(if it has 1 TFLOP/s; tflabench calibrate measures that)")
+    hardware.store_ceilings(roomy.name, "bfloat16", hardware.Ceilings(1e11, 1e10, "measured", "test"))
+    refused(["advise", "--measure"], "give a smaller problem")
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["--gpu", "H1000"], "no GPU is called 'H1000'"),
+        (["--memory-budget", "1MiB"], "one sequence takes at least"),
+        (["--gate", "tanh"], "gate is 'tanh': it must be any of exp, sig"),
+        (["--pass", "decode"], "pass is 'decode': one step has no chunks to choose"),
+        (["--tokens", "1000"], "tokens is 1000: it must be a multiple of seq_len"),
+        (["--tokens", "65536", "--batch", "4"], "batch is 4 and tokens 65536: give one of them"),
+        (["--measure", "--gpu", "H100"], "--measure measures what this machine has"),
+        (["--d-qk", "100"], "no kernel can run this"),
+        (["--out", "advice.gif"], "cannot draw advice.gif"),
+        (["--gpu", "V100"], "needs a GPU of compute capability 8.0 or above, not 7.0"),
+        (["--gpu", "MI300X"], "needs an NVIDIA GPU, not one of AMD"),
+        (["--gpu", "A100", "--impl", "hopper_*"], "needs a GPU of compute capability 9.x, not 8.0"),
+    ],
+)
+def test_bad_input_is_one_line(words, reason):
+    refused(["advise", *words], reason)
