@@ -61,8 +61,8 @@ def readme_table(results: Path) -> Iterator[str]:
     facts = {name: values[0] for name, values in conditions_of(measured.rows, measured.runs).items()}
     yield ""
     yield wrapped(
-        "Both sides of a ratio took turns on one GPU. †: it held its clock back while ours ran, so the ratio is a bound "
-        "(≥). Measured by "
+        "Both sides of a ratio took turns on one GPU. †: it held its clock back while ours ran, so the ratio is a "
+        "bound (≥). Measured by "
         f"`{headline.command([run['arguments'] for run in measured.runs.values()])}` on an "
         f"{facts['device'].removeprefix('NVIDIA ')} with torch {facts['torch']}, Triton {facts['triton']} and driver "
         f"{facts['driver']}. Two kernels of peers need Triton 3.7.1, and took turns with ours there."
