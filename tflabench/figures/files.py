@@ -16,9 +16,9 @@ ADDED_COLUMNS = ["chunk_asked", "timed", "record"]  # that figures add to rows
 
 def check_formats(formats: Iterable[str]) -> None:
     """Raise InputError for a format that figures do not come in, before any work is done."""
-    for word in formats:
-        if word not in FORMATS:
-            raise InputError(f"no format is called {word!r}; {nearest(word, FORMATS)}")
+    for name in formats:
+        if name not in FORMATS:
+            raise InputError(f"no format is called {name!r}; {nearest(name, FORMATS)}")
 
 
 def check_format(path: Path) -> None:

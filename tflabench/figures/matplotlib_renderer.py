@@ -230,9 +230,9 @@ DRAWN: dict[type, Callable[[Axes, Any], None]] = {
 
 
 def _marks(ax: Axes, marks: Sequence[Mark]) -> None:
-    """Draw rings, and words near points, moved to where they strike neither points nor each other."""
-    curves = [np.asarray(line.get_xydata()) for line in ax.lines if line.get_transform() == ax.transData]
-    points = np.concatenate([np.empty((0, 2)), *curves])
+    """Draw rings, and words near points, moved to where they strike neither lines nor each other."""
+    drawn = [line.get_path().transformed(line.get_transform()).interpolated(20).vertices for line in ax.lines]
+    points = ax.transData.inverted().transform(np.concatenate([np.empty((0, 2)), *map(np.asarray, drawn)]))
     for mark in marks:
         if mark.ring:
             ax.plot([mark.x], [mark.y], "o", ms=7, mfc="none", mec=mark.colour, mew=0.7)

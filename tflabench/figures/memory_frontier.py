@@ -87,6 +87,5 @@ def _name(choice: Choice, one_batch: bool) -> str:
 
 def _inks() -> dict[str, Ink]:
     """Return the line of every registered implementation."""
-    columns = ("name", "title", "family", "package", "gate")
-    rows = pd.DataFrame([{column: getattr(impl, column) for column in columns} for impl in implementations()])
-    return {name: look.ink for name, look in looks(rows.rename(columns={"name": "implementation"})).items()}
+    rows = [{"implementation": impl.name, "title": impl.title, "gate": impl.gate} for impl in implementations()]
+    return {name: look.ink for name, look in looks(pd.DataFrame(rows)).items()}
