@@ -1,4 +1,4 @@
-"""The model of launches: how terms overlap and add up; test_held_out.py holds its times to measured rows."""
+"""The model of launches: how terms overlap and add up; test_model_error.py holds its times to measured rows."""
 
 from __future__ import annotations
 

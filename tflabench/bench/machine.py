@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import tflabench
 from tflabench.bench.provenance import commit, source_hash
-from tflabench.implementations.registry import package_versions
 from tflabench.problem import DeviceKind, InputError
 from tflabench.theory.hardware import slug
 
@@ -121,6 +120,8 @@ def command() -> list[str]:
 
 def environment(machine: Machine, facts: dict[str, Any]) -> dict[str, Any]:
     """Everything a reader needs to place a run's numbers: device, versions, commit, command."""
+    from tflabench.implementations.registry import package_versions  # which `tflabench --help` does without
+
     return {
         "device": machine.name,
         "driver": machine.driver,
