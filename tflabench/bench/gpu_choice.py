@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from tflabench.bench import machine
 from tflabench.problem import DTYPE_BYTES, InputError, one_of
-from tflabench.theory import hardware
-from tflabench.theory.hardware import Gpu
+
+if TYPE_CHECKING:
+    from tflabench.theory.hardware import Gpu
 
 LEAST_CEILING, LARGEST_CEILING = 0.0001, 1_000_000  # TFLOP/s or TB/s
 
@@ -23,6 +24,8 @@ def chosen_gpu(
     Raises:
         InputError: an unknown name or dtype, one ceiling without the other, or one that no chip has.
     """
+    from tflabench.theory import hardware  # here: help texts are shown without it
+
     one_of("dtype", dtype, tuple(DTYPE_BYTES))  # before any note of its rate
     _check_plausible("--peak-tflops", peak_tflops, "TFLOP/s")
     _check_plausible("--bandwidth-tbs", bandwidth_tbs, "TB/s")
@@ -54,6 +57,9 @@ def _check_plausible(option: str, value: float | None, unit: str) -> None:
 
 def own_gpu(dtype: str) -> Gpu | None:
     """Return this machine's GPU, with ceilings measured by `tflabench calibrate` or known; None where it has none."""
+    from tflabench.bench import machine
+    from tflabench.theory import hardware
+
     here = machine.detect("auto")
     ceilings = hardware.ceilings_for(here.name, dtype) if here.kind == "cuda" else None
     if ceilings is None:

@@ -100,16 +100,16 @@ def measure(
     with devices.open(rules.plugins, listener.note) as fleet:
         selection = request.select(fleet.kind)
         require_runnable(selection.points, fleet.kind)
+        title = selection.preset.title
         if devices == Devices(device="auto") and fleet.kind == "cpu":
             name = next(iter(fleet.devices))
-            listener.note(f"No NVIDIA GPU here: running preset {request.preset} on the CPU ({name}).")
+            title = f"No NVIDIA GPU here: running preset {request.preset} on the CPU ({name}).\n{title}"
         plugins = [str(Path(name).resolve()) if name.endswith(".py") else name for name in rules.plugins]
         rules = replace(rules, protocol=selection.protocol, plugins=plugins)
         folders = _folders(fleet, selection.preset.name, out)
         if resume and not devices.mixed_versions:
             folders = {name: folder_for(at, name, out is not None, listener.note) for name, at in folders.items()}
         with fleet.stations(rules) as stations:
-            title = selection.preset.title
             return Sweep(selection.comparisons, fleet, stations, folders, rules, listener, title, resume).run()
 
 
