@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 
 import numpy as np
 import pytest
@@ -95,10 +94,8 @@ def invoke(*words: str):
 
 
 def test_the_command_draws_the_figures_of_the_paper(tmp_path):
-    began = time.perf_counter()
     done = invoke("--step", "1", "--out", str(tmp_path), "--json")
     assert done.exit_code == 0, done.output
-    assert time.perf_counter() - began < 30
     result = json.loads(done.stdout)
     assert {path.name for path in tmp_path.iterdir()} == {
         f"transfer-fig{n}.{end}" for n in (3, 6, 7) for end in ("png", "txt", "csv")

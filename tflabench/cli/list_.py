@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from tflabench.cli.common import app, options
-from tflabench.cli.common.console import print_json
+from tflabench.cli.common.console import emit
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from tflabench.bench.machine import Machine
     from tflabench.implementations.adapter import Implementation
 
-WIDTH = 79
-AXES_TOLD = {
+AXIS_MEANINGS = {
     "head_dim": "d_qk and d_hv",
     "tokens": "batch x seq_len: sets the batch",
     "embedding": "heads x d_hv: sets the heads",
     "chunk_size": "steps of a chunk, or auto",
-    "gpu": "kinds as Ray names them: with --executor ray",
 }
 
 
@@ -35,34 +34,37 @@ def list_(plugin: options.Plugin = None, json_: options.Json = False) -> None:
     for name in plugin or ():
         registry.plug_in(name)
     machine = detect("auto")
-    found = [_described(impl, machine) for impl in registry.implementations()]
-    presets, axes = _presets(), _axes()
-    if json_:
-        print_json({"device": machine.name, "implementations": found, "presets": presets, "axes": axes})
-        return
-    print("Implementations (--impl)")
-    for one in found:
-        told = f"  {one['name']:24}  {one['needs']}"
-        print(f"{told:66}  {'runs here' if one['runs_here'] else 'not here'}")
-    for line in _reasons(found):
-        print(line)
-    print("\nPresets (--preset)")
-    for name, title in presets.items():
-        print(textwrap.fill(title, WIDTH, initial_indent=f"  {name:20}", subsequent_indent=" " * 22))
-    print("\nAxes (-a AXIS=VALUES; values: 512,1024 or 512:65536:x2 or 64:512:+64)")
-    for name, told in axes.items():
-        print(f"  {name:20}{told}")
+    document = {
+        "device": machine.name,
+        "implementations": [_described(impl, machine) for impl in registry.implementations()],
+        "presets": _presets(),
+        "axes": _axes(),
+    }
+    emit(document, _text(document), json_)
 
 
-def _reasons(found: list[dict[str, Any]]) -> Iterator[str]:
-    """Yield why implementations do not run here: a reason, then the names."""
+def _text(document: dict[str, Any]) -> Iterator[RenderableType]:
+    """Yield a table of each, and why implementations do not run here: a reason, then the names."""
+    from tflabench.conclusions.tables import FittedTable, TableColumn
+
+    impls = document["implementations"]
+    columns = [
+        TableColumn("implementation (--impl)", "name"),
+        TableColumn("needs", "needs"),
+        TableColumn("", lambda impl: "runs here" if impl["runs_here"] else "not here", "<"),
+    ]
+    yield FittedTable(columns, impls)
     names: dict[str, list[str]] = {}
-    for one in found:
-        if one["refused"]:
-            names.setdefault(one["refused"], []).append(one["name"])
+    for impl in impls:
+        if impl["refused"]:
+            names.setdefault(impl["refused"], []).append(impl["name"])
     for reason, refused in names.items():
-        yield from textwrap.wrap(f"Not here: {reason}", WIDTH, subsequent_indent="  ")
-        yield from textwrap.wrap(", ".join(refused), WIDTH, initial_indent="    ", subsequent_indent="    ")
+        yield f"Not here ({reason}): {', '.join(refused)}"
+    for head, meanings in (("preset (--preset)", document["presets"]), ("axis (-a)", document["axes"])):
+        yield ""
+        pair = [TableColumn(head, lambda item: item[0]), TableColumn("", lambda item: item[1])]
+        yield FittedTable(pair, meanings.items())
+    yield "Values of an axis: 512,1024 or 512:65536:x2 or 64:512:+64."
 
 
 def _described(impl: Implementation, machine: Machine) -> dict[str, Any]:
@@ -117,4 +119,4 @@ def _axes() -> dict[str, str]:
     from tflabench.selection.axes import AXES, WORDS
 
     words = {axis: ", ".join(values) for axis, values in WORDS.items()} | {"pass": f"{', '.join(PASSES)} or both"}
-    return {axis: words.get(axis) or AXES_TOLD.get(axis, "whole numbers") for axis in AXES}
+    return {axis: words.get(axis) or AXIS_MEANINGS.get(axis, "whole numbers") for axis in AXES}

@@ -7,13 +7,12 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
-    from rich.table import Table
 
 PASS_NAMES = {"fw": "forward", "fwbw": "forward and backward", "decode": "decode"}  # in titles
 WIDTH = 160  # characters, where neither a terminal nor COLUMNS says how many there are
@@ -48,26 +47,6 @@ def stderr() -> Console:
     from rich.console import Console
 
     return Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
-
-
-def open_table(*columns: str, title: str | None = None) -> Table:
-    """Return an empty table without lines."""
-    from rich.table import Table
-
-    return Table(*columns, title=title, box=None, header_style="bold", pad_edge=False)
-
-
-def filled_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    """Return a table of text with a line under its head, the first column flush left and the others right."""
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for index, column in enumerate(columns):
-        table.add_column(column, justify="right" if index else "left", no_wrap=True)
-    for row in rows:
-        table.add_row(*row)
-    return table
 
 
 def print_json(value: Any) -> None:

@@ -6,13 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tflabench.cli.common.console import open_table, print_json, size_in_words, stdout
+from tflabench.cli.common.console import print_json, size_in_words, stdout
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from tflabench.bench.estimate import Target
     from tflabench.bench.protocol import Protocol
+    from tflabench.conclusions.tables import FittedTable
     from tflabench.rows.schema import Row
     from tflabench.selection.comparisons import Comparison
 
@@ -80,29 +79,45 @@ def print_selection(
         console.print(f"{folder} has {len(selection) - len(due)} of them: {rest}", markup=False)
 
 
-def _points_table(selection: Sequence[dict[str, Any]]) -> Table:
+def _points_table(selection: Sequence[dict[str, Any]]) -> FittedTable:
     """Return a line a point; those that cannot run are dim and say why."""
-    names = [name for name in selection[0] if name != "seed"]
-    table = open_table(*("memory" if name == "bytes" else name for name in names))
-    for row in selection:
-        cells = row | {"bytes": size_in_words(row["bytes"])}
-        table.add_row(
-            *("" if cells[name] is None else str(cells[name]) for name in names), style="dim" if row["refused"] else ""
-        )
-    return table
+    from tflabench.conclusions.tables import FittedTable, TableColumn
+
+    later = {"inputs": 4, "heads_qk": 4, "family": 3, "gate": 3, "seconds": 1, "refused": 1}
+    columns = [
+        TableColumn("memory", lambda row: size_in_words(row["bytes"]), ">", drop=2)
+        if name == "bytes"
+        else TableColumn(name, name, drop=later.get(name, 0))
+        for name in selection[0]
+        if name != "seed"
+    ]
+    return FittedTable(columns, selection, lambda row: "dim" if row["refused"] else "")
 
 
-def _comparisons_table(selection: Sequence[dict[str, Any]]) -> Table:
+def _comparisons_table(selection: Sequence[dict[str, Any]]) -> FittedTable:
     """Return a line a comparison, of the first MOST_COMPARISONS."""
-    shared = ("pass", "batch", "heads", "seq_len", "d_qk", "d_hv", "dtype")
-    table = open_table("", *("T" if name == "seq_len" else name for name in shared), "run", "min", "memory")
-    for number in range(1, min(selection[-1]["comparison"], MOST_COMPARISONS) + 1):
-        rows = [row for row in selection if row["comparison"] == number]
-        runnable = f"{sum(not row['refused'] for row in rows)}/{len(rows)}"
-        minutes = f"{sum(row['seconds'] for row in rows) / 60:.1f}"
-        ranges = (_range([row[name] for row in rows]) for name in shared)
-        table.add_row(str(number), *ranges, runnable, minutes, size_in_words(max(row["bytes"] for row in rows)))
-    return table
+    from tflabench.conclusions.tables import FittedTable, TableColumn
+
+    numbers = range(1, min(selection[-1]["comparison"], MOST_COMPARISONS) + 1)
+    by_comparison = [[row for row in selection if row["comparison"] == number] for number in numbers]
+
+    def column(head: str, name: str, drop: int = 0) -> TableColumn:
+        return TableColumn(head, lambda rows: _range([row[name] for row in rows]), ">", drop)
+
+    columns = [
+        column("", "comparison"),
+        column("pass", "pass"),
+        column("batch", "batch"),
+        column("heads", "heads"),
+        column("T", "seq_len"),
+        column("d_qk", "d_qk"),
+        column("d_hv", "d_hv"),
+        column("dtype", "dtype", drop=2),
+        TableColumn("run", lambda rows: f"{sum(not row['refused'] for row in rows)}/{len(rows)}", ">"),
+        TableColumn("min", lambda rows: sum(row["seconds"] for row in rows) / 60, ".1f", drop=1),
+        TableColumn("memory", lambda rows: size_in_words(max(row["bytes"] for row in rows)), ">", drop=1),
+    ]
+    return FittedTable(columns, by_comparison)
 
 
 def _range(values: Sequence[Any]) -> str:
