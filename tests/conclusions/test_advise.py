@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tflabench.conclusions import advise
-from tflabench.conclusions.advise import AdvisedKernel, Choice, Demand, Memory, Refused
+from tflabench.conclusions.advise import AdvisedKernel, CallMemory, Choice, Demand, Refused
 from tflabench.figures.memory_frontier import draw
 from tflabench.figures.model import Curve, Mark, Rule
 from tflabench.implementations import registry
@@ -133,7 +133,7 @@ def test_a_measurement_replaces_time_and_peak_and_keeps_what_is_kept():
     measured = predicted.measured(demand, call_s=0.005, peak_bytes=3 * GIB)
     kept = advise.memory(SIG, predicted.problem).kept
     assert measured.step_s == pytest.approx(0.015)
-    assert measured.memory_bytes == Memory(3 * GIB, kept).of_layers(3)
+    assert measured.memory_bytes == CallMemory(3 * GIB, kept).of_layers(3)
     assert measured.source == "measured"
 
 

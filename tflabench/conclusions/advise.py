@@ -66,7 +66,7 @@ class Demand:
 
 
 @dataclass(frozen=True)
-class Memory:
+class CallMemory:
     """Bytes of one call: `peak` while it runs, `kept` from its forward to its backward."""
 
     peak: float
@@ -110,7 +110,7 @@ class Choice:
     def measured(self, demand: Demand, call_s: float, peak_bytes: float) -> Choice:
         """Return this choice with a measured time and peak of one call; what is kept between calls stays modelled."""
         kept = memory(self.kernel, self.problem).kept
-        needed = Memory(peak_bytes, min(kept, peak_bytes))
+        needed = CallMemory(peak_bytes, min(kept, peak_bytes))
         return replace(
             self,
             call_s=call_s,
@@ -170,7 +170,7 @@ def frontier(found: Sequence[Choice], gain: float = 0.0) -> list[Choice]:
     return kept
 
 
-def memory(kernel: AdvisedKernel, problem: Problem) -> Memory:
+def memory(kernel: AdvisedKernel, problem: Problem) -> CallMemory:
     """Return the memory of one call: tensors that it is given, makes and keeps."""
     p = problem
     heads = p.batch * p.heads
@@ -194,11 +194,11 @@ def memory(kernel: AdvisedKernel, problem: Problem) -> Memory:
         if kernel.workspace_bytes:
             works += kernel.workspace_bytes(p)
     if p.pass_ == "fw":
-        return Memory(given + made + works + saved, 0.0)
-    return Memory(2 * (given + made) + works + saved, given + made + saved)
+        return CallMemory(given + made + works + saved, 0.0)
+    return CallMemory(2 * (given + made) + works + saved, given + made + saved)
 
 
-def _largest_batch(demand: Demand, needed: Memory, batch: int) -> int | None:
+def _largest_batch(demand: Demand, needed: CallMemory, batch: int) -> int | None:
     """All of it grows with the batch."""
     if demand.memory_bytes is None:
         return None

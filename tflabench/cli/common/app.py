@@ -113,7 +113,7 @@ class Command(TyperCommand):
         _write_panels(self, ctx, formatter)
 
 
-class Group(TyperGroup):
+class CommandGroup(TyperGroup):
     """A group of such commands, which stand below headings too."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
@@ -121,7 +121,7 @@ class Group(TyperGroup):
         _write_panels(self, ctx, formatter)
 
 
-class _Main(Group):
+class _Main(CommandGroup):
     """The outermost group: its commands stand in the order of COMMANDS."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -148,7 +148,7 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-def _group(line: str, cls: type[Group] = Group, **options: Any) -> typer.Typer:
+def _group(line: str, cls: type[CommandGroup] = CommandGroup, **options: Any) -> typer.Typer:
     """Return a group of commands, whose help is plain text: boxes cost the imports of rich."""
     settings = {"help_option_names": ["-h", "--help"]}
     return typer.Typer(help=line, cls=cls, context_settings=settings, rich_markup_mode=None, **options)
