@@ -42,7 +42,7 @@ if not torch.cuda.is_available():
         look_up_builtins_once()
 
 # Files that take minutes. They start first, so that no worker waits for the last of them.
-LONG = ("test_hopper_compile.py", "test_compile.py", "test_sweep.py", "test_hopper_source.py", "test_precompile.py")
+LONG = ("test_hopper_compile.py", "test_compile.py", "test_sweep.py", "test_hopper_source.py")
 
 
 def pytest_collection_modifyitems(items: list[Any]) -> None:

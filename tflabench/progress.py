@@ -132,6 +132,6 @@ def _label(point: Point) -> str:
 def _compiling(activity: Activity) -> Iterator[str]:
     if activity.compiling:
         points = activity.compiling[:MOST_COMPILING]
-        names = ", ".join(f"{_label(each.point)} ({each.done} of {each.kernels} kernels)" for each in points)
+        names = ", ".join(map(_label, points))
         more = len(activity.compiling) - len(points)
         yield f"compiling {names}" + (f" and {more} more" if more else "")

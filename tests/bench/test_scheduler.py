@@ -13,12 +13,12 @@ from tflabench.bench import scheduler as scheduling
 from tflabench.bench.comparison_run import ComparisonRun, PointRun
 from tflabench.bench.events import Activity, Task
 from tflabench.bench.machine import Machine
-from tflabench.bench.precompile.pool import Compiled, Finished, Listed
 from tflabench.bench.protocol import PAPER, STANDARD, Protocol
 from tflabench.bench.rows_of_run import Occasion
 from tflabench.bench.rules import Rules
 from tflabench.bench.scheduler import Scheduler, asks_no_less
 from tflabench.bench.tuning_store import TuningStore
+from tflabench.bench.warm import Warmed
 from tflabench.bench.workers import SHARED
 from tflabench.implementations import registry
 from tflabench.implementations.adapter import Implementation
@@ -147,34 +147,59 @@ def _kind(job: dict[str, Any]) -> str:
     return "look" if job.get("protocol") in (asdict(STANDARD.brief), asdict(PAPER.brief)) else job["kind"]
 
 
-class Pool:
-    """A compile pool that finishes a job when its implementation has been asked for often enough."""
+class WarmUp:
+    """A warm-up that ends for an implementation when it has been polled so often.
 
-    def __init__(self, after: dict[str, int]) -> None:
-        self.after = after
-        self.submitted: list[str] = []
+    Attributes:
+        after: implementation -> number of polls; 1 where it is not named.
+        results: implementation -> status and reason of its first call; "ok" where it is not named.
+        paused: whether it leaves the GPU alone.
+        pauses: how often that began.
+        gave_way: how often it was asked to give its memory back, of which it has some.
+    """
+
+    def __init__(self, after: dict[str, int], results: dict[str, tuple[str, str]] | None = None) -> None:
+        self.after, self.results = after, results or {}
+        self.paused, self.pauses, self.gave_way = False, 0, 0
+        self.at_work: tuple[Point, ...] = ()
+        self._submitted = 0
         self._polls = 0
+        self._waiting: dict[int, Point] = {}
 
-    def submit(self, name: str, problem: Problem) -> int:
-        self.submitted.append(name)
-        return len(self.submitted)
+    def submit(self, point: Point) -> int:
+        self._submitted += 1
+        self._waiting[self._submitted] = point
+        self.at_work = tuple(self._waiting.values())
+        return self._submitted
 
-    def poll(self) -> list[Any]:
+    def poll(self) -> list[Warmed]:
         self._polls += 1
-        events: list[Any] = []
-        for ticket, name in enumerate(self.submitted, 1):
-            if self.after.get(name, 1) == self._polls:
-                events += [Compiled(ticket, "kernel", "", 3.0, 2.5), Finished(ticket)]
-            elif self._polls == 1:
-                events.append(Listed(ticket, 3, 1, 0.5))
-        return events
+        ended: list[Warmed] = []
+        for ticket, point in list(self._waiting.items()):
+            name = point.implementation.name
+            if self.after.get(name, 1) <= self._polls:
+                ended.append(Warmed(ticket, *self.results.get(name, ("ok", None)), 2.5))
+                del self._waiting[ticket]
+        self.at_work = tuple(self._waiting.values())
+        return ended
+
+    def pause(self) -> None:
+        self.pauses += not self.paused
+        self.paused = True
+
+    def resume(self) -> None:
+        self.paused = False
+
+    def give_way(self) -> bool:
+        self.gave_way += 1
+        return True
 
 
 def run(
     comparisons: list[Comparison],
     workers: Workers,
     tmp_path,
-    pool: Any = None,
+    warm_up: Any = None,
     *,
     protocol: Protocol = STANDARD,
     stop_at: float = inf,
@@ -194,7 +219,7 @@ def run(
 
     tuning = TuningStore(tmp_path / "tuning", {"device": "some GPU"})
     rules = Rules(protocol, 60.0, 20.0, stop_at=stop_at)
-    scheduler = Scheduler("cuda", rules, workers, pool, tuning, on_point, ended.append, clock)  # type: ignore[arg-type]
+    scheduler = Scheduler("cuda", rules, workers, warm_up, tuning, on_point, ended.append, clock)  # type: ignore[arg-type]
     tasks = [Task(number, each) for number, each in enumerate(comparisons, 1)]
     for task in tasks:
         scheduler.admit(task)
@@ -310,8 +335,8 @@ def test_out_of_memory_is_tried_again_without_the_processes_of_other_comparisons
     monkeypatch.setattr(registry, "_plugged", [*known.values(), implementation("d", compiles=True)])
     workers = Short()
     workers.full = full
-    pool = Pool({"a": 12, "d": 20})
-    rows = run([comparison("b", "a"), comparison("c", "d", seq_len=1024)], workers, tmp_path, pool)
+    warm_up = WarmUp({"a": 12, "d": 20})
+    rows = run([comparison("b", "a"), comparison("c", "d", seq_len=1024)], workers, tmp_path, warm_up)
     assert workers.beside == [1, 0]
     last = {row.implementation: row for row in rows}
     assert (last["a"].status, last["a"].closed) == ("oom" if full else "ok", True)
@@ -330,8 +355,8 @@ def test_the_papers_protocol_is_one_round(tmp_path):
 def test_who_compiles_longer_joins_later_and_all_rounds_are_common(tmp_path):
     """`a` is still compiling when the others have had their first turn: the next comparison goes on meanwhile."""
     workers = Workers({"b": [5.0, 1.0]})
-    pool = Pool({"a": 12})
-    rows = run([comparison("a", "b"), comparison("b", seq_len=1024)], workers, tmp_path, pool)
+    warm_up = WarmUp({"a": 12})
+    rows = run([comparison("a", "b"), comparison("b", seq_len=1024)], workers, tmp_path, warm_up)
     said = turns(workers)
     assert said.startswith("b")
     assert said.index("bbb") < said.index("a")  # the second comparison closed before the first could
@@ -472,8 +497,52 @@ def test_preparations_overlap_and_no_more_than_they_may(tmp_path, monkeypatch):
 def test_its_activity_is_what_is_worked_on_and_what_is_compiled(tmp_path):
     seen: list[Activity] = []
     both = [comparison("a", "b", "c"), comparison("a", seq_len=1024)]
-    run(both, Workers(), tmp_path, Pool({"a": 12}), watch=seen.append)
-    (compiling, *_) = seen[1].compiling
-    assert (compiling.point, compiling.done, compiling.kernels) == (both[0].points[0], 0, 2)
+    run(both, Workers(), tmp_path, WarmUp({"a": 12}), watch=seen.append)
+    assert seen[1].compiling == (both[0].points[0], both[1].points[0])
     works = {(w.point.implementation.name, w.doing, w.comparison, w.turn) for each in seen for w in each.working}
     assert works >= {("c", "tuning", 1, 1), ("a", "timing", 1, 1), ("a", "timing", 1, 3), ("a", "timing", 2, 3)}
+
+
+def test_what_is_warmed_up_leaves_the_gpu_to_what_is_timed_and_only_to_that(tmp_path):
+    warm_up = WarmUp({"a": 12})
+    gpu: list[tuple[bool, bool]] = []
+
+    def watch(activity: Activity) -> None:
+        timed = any(work.doing in ("timing", "tuning") for work in activity.working)
+        gpu.append((timed, warm_up.paused))
+
+    run([comparison("a", "b", "c"), comparison("b", seq_len=1024)], Workers(), tmp_path, warm_up, watch=watch)
+    assert {timed for timed, _ in gpu} == {True, False}
+    assert all(timed == paused for timed, paused in gpu)
+    assert warm_up.gave_way == 0
+
+
+@pytest.mark.parametrize("status", ["crashed", "timeout", "compile_error"])
+def test_a_first_call_that_fails_is_not_tried_again_unless_a_tuner_has_others(tmp_path, status, known, monkeypatch):
+    tunes = implementation("c", own_process=True, tunes=True, compiles=True)
+    monkeypatch.setattr(registry, "_plugged", [known["a"], known["b"], tunes])
+    workers = Workers()
+    warm_up = WarmUp({"a": 3}, {"a": (status, "LLVM gives up"), "c": (status, "LLVM gives up")})
+    rows = {row.implementation: row for row in run([comparison("a", "b", "c")], workers, tmp_path, warm_up)}
+    assert (rows["a"].status, rows["a"].reason) == (status, "LLVM gives up")
+    assert (rows["b"].status, rows["c"].status) == ("ok", "ok")
+    assert ("a", "prepare") not in workers.said
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_out_of_memory_beside_the_warm_up_is_tried_once_more_without_it(tmp_path, full):
+    warm_up = WarmUp({})
+
+    class Beside(Workers):
+        """`a` is out of memory until the warm-up has given its own back."""
+
+        def wait(self, timeout_s: float) -> list[tuple[str, dict[str, Any]]]:
+            results = super().wait(timeout_s)
+            if results and self.said[-1] == ("a", "prepare") and (full or warm_up.gave_way < 2):
+                return [(SHARED, {"status": "oom", "reason": "out of memory"})]
+            return results
+
+    workers = Beside()
+    rows = run([comparison("a")], workers, tmp_path, warm_up)
+    assert rows[-1].status == ("oom" if full else "ok")
+    assert workers.said.count(("a", "prepare")) == 2

@@ -83,21 +83,22 @@ class Child:
         lines = [line.strip() for line in text.splitlines() if line.strip()]
         return f"exit code {code}" if code >= 0 else signal.Signals(-code).name, lines[-1][:300] if lines else ""
 
+    def signal(self, number: int) -> None:
+        """Send it a signal; nothing happens where it is gone, or its id is not known yet."""
+        if self.pid:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
     def pause(self) -> None:
         """Stop it until `resume`."""
-        self._signal(signal.SIGSTOP)
+        self.signal(signal.SIGSTOP)
 
     def resume(self) -> None:
         """Let it go on."""
-        self._signal(signal.SIGCONT)
+        self.signal(signal.SIGCONT)
 
     def kill(self) -> None:
         """End it and whatever it has started, and close the pipe."""
         self.end()
         self.pipe.close()
         self.log.close()
-
-    def _signal(self, number: int) -> None:
-        if self.pid:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, number)

@@ -31,7 +31,7 @@ class PointRun:
         columns: what its preparation, or its failure, says of its row.
         turns: what it has sampled: in the rounds of all, or before these a brief turn for the provisional row.
         told: whether its provisional row is written.
-        failure: status and reason of a kernel that cannot be compiled, before the point is begun.
+        short: whether it was out of memory beside points that were warmed up.
     """
 
     point: Point
@@ -48,7 +48,7 @@ class PointRun:
     measure_s: float = 0.0
     digest: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
     told: bool = False
-    failure: tuple[str, str] | None = None
+    short: bool = False
     started_at: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
 
     @property
@@ -150,7 +150,7 @@ class ComparisonRun:
         return ready
 
     def leading_compiling(self) -> list[PointRun]:
-        """Return the first point that is still compiling: the very first row does not wait for the compile pool."""
+        """Return the first point that is still compiling: the very first row does not wait for the warm-up."""
         return [run for run in self.leading(self.runs) if run.state == "compiling" and not run.alone][:1]
 
     def prepare_again(self, run: PointRun) -> None:

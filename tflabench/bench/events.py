@@ -85,20 +85,11 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Compiling:
-    """A point whose kernels are compiled now: how many are done of those that the cache lacks."""
-
-    point: Point
-    done: int
-    kernels: int
-
-
-@dataclass(frozen=True)
 class Activity:
-    """What a station is at."""
+    """What a station is at: points that are worked on, and points whose kernels are compiled meanwhile."""
 
     working: tuple[Work, ...] = ()
-    compiling: tuple[Compiling, ...] = ()
+    compiling: tuple[Point, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -7,85 +7,90 @@ from __future__ import annotations
 
 import contextlib
 import os
-import selectors
 import signal
-import socket
 import tempfile
 import time
 from collections.abc import Iterable, Sequence
 from itertools import count
-from multiprocessing.connection import Connection
+from multiprocessing import Pipe
+from multiprocessing.reduction import send_handle
 
 from tflabench.bench.child import Child
-from tflabench.bench.precompile.gpu_facts import DeviceFacts
-from tflabench.bench.precompile.server import ForkServer
+from tflabench.bench.fork_server import OUR_LIBRARY
 from tflabench.bench.workers import VARIABLES
 from tflabench.implementations import registry
 
-SERVE = "tflabench.bench.worker:serve_forked"
 OBITUARY_S = 2.0  # until a server says how a process ended
+# NVML says whether there is a GPU: cuInit would make CUDA useless in every process forked afterwards.
+SERVER_VARIABLES = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 
 
 class Forks:
     """Servers by library, started with the first process that needs them.
 
     Args:
-        facts: of the GPU that is here.
         plugins: as `registry.plug_in` takes them.
     """
 
-    def __init__(self, facts: DeviceFacts, plugins: Sequence[str]) -> None:
-        self._facts, self._plugins = facts, list(plugins)
-        self._servers: dict[str, ForkServer] = {}
+    def __init__(self, plugins: Sequence[str]) -> None:
+        self._plugins = list(plugins)
+        self._servers: dict[str, Child] = {}
         self._codes: dict[int, int] = {}  # by label
         self._labels = count(1)
 
     def prepare(self, packages: Iterable[str]) -> None:
-        """Start the servers of distributions, so that they import while something else goes on."""
+        """Start the servers of distributions that take time to import, so that they do while something else goes on."""
         for package in packages:
-            self._server(package)
+            if _imports(package):
+                self._server(package)
 
     def start(self, package: str) -> Child | None:
-        """Fork a worker that has imported a distribution; None where there is no server for that."""
-        server = self._server(package)
-        if server is None:
-            return None
+        """Fork a worker that has imported a distribution; None where that takes no time."""
+        return self._fork(self._server(package)) if _imports(package) else None
+
+    def start_to_warm_up(self, package: str, gate: int) -> Child:
+        """Fork a worker that warms up points of a distribution, and stands at a gate while that is shut."""
+        return self._fork(self._server(package if _imports(package) else OUR_LIBRARY), gate)
+
+    def close(self) -> None:
+        """End the servers and all that they forked."""
+        for server in self._servers.values():
+            server.kill()
+
+    def _server(self, library: str) -> Child:
+        if library not in self._servers:
+            variables = {name: os.environ.get(name, value) for name, value in VARIABLES.items()} | SERVER_VARIABLES
+            self._servers[library] = Child.spawn("tflabench.bench.fork_server", library, variables=variables)
+        return self._servers[library]
+
+    def _fork(self, server: Child, *gate: int) -> Child:
         label = next(self._labels)
-        mine, theirs = (end.detach() for end in socket.socketpair())
+        ours, theirs = Pipe()
         log = tempfile.TemporaryFile()  # noqa: SIM115  lives as long as the process
-        server.fork(label, SERVE, {"device": "cuda", "plugins": self._plugins}, [theirs, log.fileno()])
-        os.close(theirs)
-        child = Child(Connection(mine), 0, log, lambda seconds: self._code(server, label), lambda: None)
+        descriptors = [theirs.fileno(), log.fileno(), *gate]
+        with theirs, contextlib.suppress(OSError):  # that the server is gone is told when the worker's answer is read
+            server.pipe.send((label, {"device": "cuda", "plugins": self._plugins}, len(descriptors)))
+            for descriptor in descriptors:
+                send_handle(server.pipe, descriptor, server.pid)
+        child = Child(ours, 0, log, lambda seconds: self._code(server, label), lambda: None)
 
         def end() -> None:
-            with contextlib.suppress(OSError):
-                if child.pid:
+            if child.pid:
+                with contextlib.suppress(OSError):
                     os.kill(child.pid, signal.SIGKILL)
 
         child.end = end
         return child
 
-    def close(self) -> None:
-        """End the servers and all that they forked."""
-        for server in self._servers.values():
-            server.close()
-
-    def _server(self, package: str) -> ForkServer | None:
-        if not any(impl.imports for impl in registry.implementations() if impl.package == package):
-            return None
-        if package not in self._servers:
-            self._servers[package] = ForkServer(package, self._facts, VARIABLES)
-        return self._servers[package]
-
-    def _code(self, server: ForkServer, label: int) -> int:
+    def _code(self, server: Child, label: int) -> int:
         """Wait for what a server says of the end of a process; -SIGKILL where it says nothing."""
         deadline = time.monotonic() + OBITUARY_S
-        with selectors.DefaultSelector() as selector:
-            selector.register(server.channel, selectors.EVENT_READ)
-            while label not in self._codes and not server.channel.closed:
-                if not selector.select(max(0.0, deadline - time.monotonic())):
-                    break
-                for message in server.channel.receive():
-                    if "ended" in message:
-                        self._codes[message["ended"]] = message["code"]
+        with contextlib.suppress(EOFError, OSError):
+            while label not in self._codes and server.pipe.poll(max(0.0, deadline - time.monotonic())):
+                ended, code = server.pipe.recv()
+                self._codes[ended] = code
         return self._codes.pop(label, -signal.SIGKILL)
+
+
+def _imports(package: str) -> bool:
+    return any(impl.imports for impl in registry.implementations() if impl.package == package)

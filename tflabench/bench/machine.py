@@ -156,12 +156,12 @@ def gpus_of_node() -> list[Machine]:
     return _query()
 
 
-def compilers(jobs: int | None, gpus: int = 1) -> int:
-    """Return how many kernels are compiled at a time for one of several GPUs that share the cores of this machine.
+def warm_ups_at_once(jobs: int | None, gpus: int = 1) -> int:
+    """Return how many points are warmed up at a time for one of several GPUs that share the cores of this machine.
 
-    That is `jobs` where given, else two fewer than there are cores, over the number of GPUs, and at least one.
+    That is `jobs` where given, else two fewer than there are cores, over the number of GPUs, but 1 to 8.
     """
-    return max(1, (_cores() - 2) // gpus) if jobs is None else jobs
+    return min(8, max(1, (_cores() - 2) // gpus)) if jobs is None else jobs
 
 
 def node_name() -> str:

@@ -19,7 +19,8 @@ class Rules:
         protocol: rounds and samples.
         timeout_s: for one job of a point.
         tune_s: for the autotuners of one point; None for every configuration.
-        jobs: compilers at a time; 0 to compile in the process that measures; None for what the cores allow.
+        jobs: points that are warmed up at a time; 0 to compile in the process that measures; None for what the cores
+            allow.
         plugins: as `registry.plug_in` takes them.
         memory_limit: bytes of host memory that a point may allocate; None for the limit of its machine.
         tuned: rows whose choices of autotuners are taken over.

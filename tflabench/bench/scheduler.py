@@ -1,10 +1,10 @@
-"""The order of work on one GPU: comparisons one after the other, while other cores compile what is to come.
+"""The order of work on one GPU: comparisons one after the other, while points to come are warmed up.
 
-One process drives. It hands jobs to worker processes and hears of kernels that the compile pool has finished. Jobs that
-are not timed (build, first call, check, memory) may overlap; a job that is timed (a turn, and a first call that tunes)
-has the GPU for itself. Within a comparison:
+One process drives. It hands jobs to worker processes and hears which points are warm: their kernels are compiled. Jobs
+that are not timed (build, first call, check, memory) may overlap; a job that is timed (a turn, and a first call that
+tunes) has the GPU for itself. Within a comparison:
 
-1. a point whose kernels are compiled is prepared; while others are not, it takes a brief turn for a provisional row;
+1. a point that is warm is prepared; while others are not, it takes a brief turn for a provisional row;
 2. where a point still compiles, the next comparisons go on meanwhile;
 3. when all are prepared, they take turns in rounds until their medians agree; then the rows are final.
 """
@@ -15,19 +15,17 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict
+from typing import Any
 
 from tflabench.bench.comparison_run import ComparisonRun, PointRun, State
-from tflabench.bench.events import Activity, Compiling, Task, Work
+from tflabench.bench.events import Activity, Task, Work
 from tflabench.bench.rules import Rules
 from tflabench.bench.tuning_store import TuningStore
+from tflabench.bench.warm import WarmUp
 from tflabench.bench.workers import SHARED, Workers
 from tflabench.problem import DeviceKind
 from tflabench.selection.points import Point
-
-if TYPE_CHECKING:
-    from tflabench.bench.precompile.pool import CompilePool
 
 log = logging.getLogger("tflabench.bench")
 
@@ -42,7 +40,7 @@ class Scheduler:
     Args:
         device: "cuda" or "cpu".
         workers: the processes that measure.
-        pool: compiles ahead; None where nothing is compiled, as on a CPU.
+        warm_up: makes first calls before; None where nothing is compiled, as on a CPU.
         tuning: choices of autotuners made before.
         on_point: called with a point whenever its row has changed.
         on_end: called with a task when nothing more comes of it: its comparison is closed, or the time is up.
@@ -54,20 +52,19 @@ class Scheduler:
         device: DeviceKind,
         rules: Rules,
         workers: Workers,
-        pool: CompilePool | None,
+        warm_up: WarmUp | None,
         tuning: TuningStore,
         on_point: Callable[[ComparisonRun, PointRun], None],
         on_end: Callable[[Task], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._device, self._rules = device, rules
-        self._workers, self._pool, self._tuning = workers, pool, tuning
+        self._workers, self._warm_up, self._tuning = workers, warm_up, tuning
         self._on_point, self._on_end, self._clock = on_point, on_end, clock
         self._waiting: deque[ComparisonRun] = deque()
         self._active: list[ComparisonRun] = []
         self._working: dict[str, tuple[ComparisonRun, PointRun]] = {}  # by slot
         self._tickets: dict[int, PointRun] = {}
-        self._compiling: dict[int, Compiling] = {}  # by ticket
         self._timed_out: list[Point] = []
         self._interlude: Callable[[], None] | None = None
         self._told_any = False
@@ -82,7 +79,7 @@ class Scheduler:
     def activity(self) -> Activity:
         """Return what is worked on, and what is compiled."""
         works = [Work(run.point, run.doing, of.task.number, len(run.turns) + 1) for of, run in self._working.values()]
-        return Activity(tuple(works), tuple(self._compiling.values()))
+        return Activity(tuple(works), self._warm_up.at_work if self._warm_up else ())
 
     def when_idle(self, act: Callable[[], None]) -> None:
         """Call a function once nothing else works; no job starts until it returns."""
@@ -92,6 +89,8 @@ class Scheduler:
         """Start every job that may start now; once the time is up and nothing works, leave what is not measured."""
         if self.idle and self._interlude and not self._time_is_up():
             act, self._interlude = self._interlude, None
+            if self._warm_up:
+                self._warm_up.pause()
             act()
         while not self._interlude or self._time_is_up():
             at_once = 1 if self._short_of_memory else ACTIVE
@@ -99,15 +98,17 @@ class Scheduler:
                 self._begin(self._waiting.popleft())
             if not self._start_one():
                 break
+        if self._warm_up and not any(_has_the_gpu(run) for _, run in self._working.values()):
+            self._warm_up.resume()
         if self.idle and self._time_is_up():
             self._leave_the_rest()
 
     def receive(self, timeout_s: float) -> None:
-        """Take in results, and kernels that are compiled; wait at most `timeout_s` seconds for the first result."""
+        """Take in results, and points that are warm; wait at most `timeout_s` seconds for the first result."""
         if self._working or self._tickets:
             for slot, result in self._workers.wait(timeout_s):
                 self._received(slot, result)
-        self._hear_pool()
+        self._hear_warm_up()
 
     def _time_is_up(self) -> bool:
         return self._clock() >= self._rules.stop_at
@@ -116,13 +117,13 @@ class Scheduler:
         for begun in (*self._active, *self._waiting):
             self._end_processes(begun)
             self._on_end(begun.task)
-        for left in (self._active, self._waiting, self._tickets, self._compiling):
+        for left in (self._active, self._waiting, self._tickets):
             left.clear()
 
-    # --- Compiling
+    # --- Warming up
 
     def admit(self, task: Task) -> None:
-        """Take the comparison of a task on; from now on its kernels are compiled."""
+        """Take the comparison of a task on; from now on its points are warmed up."""
         runs: list[PointRun] = []
         for number, point in enumerate(task.comparison.points):
             impl = point.implementation
@@ -133,48 +134,28 @@ class Scheduler:
             runs.append(run)
             if reason := impl.refuses(point.problem, self._device):
                 run.fail("unsupported", reason)
-            elif self._pool and impl.compiles:
-                self._tickets[self._pool.submit(impl.name, point.problem)] = run
+            elif self._warm_up and impl.compiles:
+                self._tickets[self._warm_up.submit(point)] = run
             else:
                 run.state = "ready"
         self._waiting.append(ComparisonRun(task, runs, self._rules.protocol))
 
-    def _hear_pool(self) -> None:
-        if self._pool is None:
-            return
-        from tflabench.bench.precompile.pool import Compiled, Finished, Listed
-
-        for event in self._pool.poll():
-            run = self._tickets.get(event.ticket)
+    def _hear_warm_up(self) -> None:
+        for warmed in self._warm_up.poll() if self._warm_up else ():
+            run = self._tickets.pop(warmed.ticket, None)
             if run is None:
                 continue
-            log.debug("%s of %s", event, run.point.id)
-            if isinstance(event, Listed):
-                if event.kernels > event.cached:
-                    self._compiling[event.ticket] = Compiling(run.point, 0, event.kernels - event.cached)
-            elif isinstance(event, Compiled):
-                if listed := self._compiling.get(event.ticket):
-                    self._compiling[event.ticket] = replace(listed, done=min(listed.done + 1, listed.kernels))
-                run.compile_s += event.cpu_seconds
-                if event.failed and not run.point.implementation.tunes and run.state == "compiling":
-                    run.failure = (event.failed, f"compiling {event.kernel}: {event.error}")  # nothing runs instead
-            elif isinstance(event, Finished):
-                del self._tickets[event.ticket]
-                self._compiling.pop(event.ticket, None)
-                if run.state != "compiling":
-                    continue
-                run.state = "ready"
-                log.debug("compiled %s: %s", run.point.id, event.reason or "all")
-                if run.failure is not None:
-                    begun = next(one for one in (*self._active, *self._waiting) if run in one.runs)
-                    self._fail_compiling(begun, run)
-
-    def _fail_compiling(self, begun: ComparisonRun, run: PointRun) -> None:
-        """End a point of which a kernel cannot be compiled, as it would end if it were measured."""
-        assert run.failure is not None
-        run.fail(*run.failure)
-        if begun in self._active:
-            self._on_point(begun, run)
+            log.debug("%s of %s", warmed, run.point.id)
+            run.compile_s += warmed.cpu_seconds
+            if run.state != "compiling":  # it was not waited for
+                continue
+            run.state = "ready"
+            # Nothing is in place of a kernel that cannot be compiled, unless it is one of a tuner's.
+            if warmed.status in ("crashed", "timeout", "compile_error") and not run.point.implementation.tunes:
+                begun = next(each for each in (*self._active, *self._waiting) if run in each.runs)
+                run.fail(warmed.status, warmed.reason)
+                if begun in self._active:
+                    self._on_point(begun, run)
 
     # --- Whose turn it is
 
@@ -280,6 +261,10 @@ class Scheduler:
         if run.slot in self._working or not all(map(self._workers.compiles, others)):
             return False
         self._workers.pause(others)
+        if self._warm_up:
+            self._warm_up.pause()
+            if run.short:
+                self._warm_up.give_way()
         return True
 
     def _give(self, begun: ComparisonRun, run: PointRun, state: State, job: dict[str, Any] | None) -> None:
@@ -320,8 +305,9 @@ class Scheduler:
     def _may_have_more_memory(self, begun: ComparisonRun, run: PointRun) -> bool:
         """Make room for a point that is out of memory; return whether others held some while it was tried.
 
-        Others are jobs in work, and processes that wait for the rounds of other comparisons. Comparisons before this
-        one close first. The processes of those behind it end, and their points are prepared again in their turn.
+        Others are jobs in work, points that are warmed up, and processes that wait for the rounds of other comparisons.
+        Comparisons before this one close first. The processes of those behind it end, and their points are prepared
+        again in their turn.
         """
         place = self._active.index(begun)
         idle = [
@@ -338,7 +324,8 @@ class Scheduler:
                 if waiting.state != "over":
                     waiting.known = waiting.columns.get("tuned") or waiting.known
                     other.prepare_again(waiting)
-        return bool(idle or (self._working and not run.alone))
+        beside, run.short = self._warm_up is not None and not run.short and self._warm_up.give_way(), True
+        return bool(beside or idle or (self._working and not run.alone))
 
     def _close(self, begun: ComparisonRun) -> None:
         begun.closed = True

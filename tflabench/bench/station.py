@@ -1,6 +1,6 @@
 """A station: one device of this process, which takes comparisons and yields rows, and what it is at meanwhile.
 
-Kernels of all comparisons that it has taken are compiled ahead, while it measures the first of them.
+Points of all comparisons that it has taken are warmed up, while it measures the first of them.
 """
 
 from __future__ import annotations
@@ -22,11 +22,13 @@ from tflabench.bench.child import Child
 from tflabench.bench.comparison_run import ComparisonRun, PointRun
 from tflabench.bench.events import Began, Ended, Event, Location, Note, RunDescription, Task
 from tflabench.bench.gpu_lock import DeviceLock
-from tflabench.bench.machine import Machine, compilers, environment, node_name
+from tflabench.bench.machine import Machine, environment, node_name, warm_ups_at_once
 from tflabench.bench.rows_of_run import Occasion
 from tflabench.bench.rules import Rules
 from tflabench.bench.scheduler import Scheduler
 from tflabench.bench.tuning_store import TuningStore, default_folder, versions
+from tflabench.bench.warm import WarmUp, cache_folder, require_writable
+from tflabench.bench.warming import Gate
 from tflabench.bench.workers import SHARED, Workers, require_torch, spawn_worker
 from tflabench.problem import InputError
 from tflabench.rows.schema import Row
@@ -36,7 +38,6 @@ from tflabench.theory.hardware import Ceilings
 
 if TYPE_CHECKING:
     from tflabench.bench.forking import Forks
-    from tflabench.bench.precompile.pool import CompilePool
 
 SHOWN_EVERY_S = 0.25  # what it is at is told no more often
 LOCK_POLL_S = 1.0  # between looks whether the sweep that has the device has ended
@@ -51,7 +52,7 @@ class Station:
         sweep_id: of all of a sweep; None for a new one.
         node: name of this machine.
         mixed_versions: as the column of that name.
-        sharing: how many GPUs share the cores that compile.
+        sharing: how many GPUs share the cores of this machine.
         clock: tells the time as `rules.stop_at` has it.
         sleep: waits so many seconds.
 
@@ -81,7 +82,7 @@ class Station:
         self._stack = ExitStack()
         self._scheduler: Scheduler | None = None
         self._workers: Workers | None = None
-        self._pool: CompilePool | None = None
+        self._warm_up: WarmUp | None = None
         self._forks: Forks | None = None
         self._events: list[tuple[Task | None, Event]] = []
         self._new: list[Task] = []  # since the last `wait`
@@ -103,11 +104,11 @@ class Station:
         return True
 
     def room(self, task: Task) -> bool:
-        """Return whether it is ready: it then takes all tasks, to compile ahead."""
+        """Return whether it is ready: it then takes all tasks, to warm them up."""
         return self._scheduler is not None
 
     def start(self, task: Task) -> None:
-        """Take a task on; from now on its kernels are compiled."""
+        """Take a task on; from now on its points are warmed up."""
         assert self._scheduler is not None
         self._scheduler.admit(task)
         self._new.append(task)
@@ -144,9 +145,9 @@ class Station:
         return self.location
 
     def close(self) -> None:
-        """End the processes that measure and compile, and give the device back."""
+        """End the processes that measure and warm up, and give the device back."""
         self._stack.close()
-        self._scheduler = self._workers = self._pool = self._forks = None
+        self._scheduler = self._workers = self._warm_up = self._forks = None
 
     # --- By itself
 
@@ -189,31 +190,38 @@ class Station:
         assert self._workers is not None
         tuning = TuningStore(default_folder(), versions(self.machine), self.rules.tuned)
         self._scheduler = Scheduler(
-            self.machine.kind, self.rules, self._workers, self._pool, tuning, self._on_point, self._on_end, self._clock
+            self.machine.kind,
+            self.rules,
+            self._workers,
+            self._warm_up,
+            tuning,
+            self._on_point,
+            self._on_end,
+            self._clock,
         )
         self._events.append((None, Began(self.location)))
 
     def _open(self) -> None:
-        """Start the worker, and what compiles and forks; where nothing can be compiled ahead, say so and go on."""
+        """Start the worker, and what forks and warms up; where kernels cannot be kept, say so and go on."""
         self._workers = Workers(self._spawn)
         self._stack.callback(self._workers.close)
         self._workers.begin(SHARED)
-        jobs = compilers(self.rules.jobs, self._sharing)
+        jobs = warm_ups_at_once(self.rules.jobs, self._sharing)
         if self.machine.kind == "cpu" or not (jobs and find_spec("triton")):
             return
         from tflabench.bench.forking import Forks
-        from tflabench.bench.precompile.gpu_facts import probe
-        from tflabench.bench.precompile.pool import CompilePool
 
-        facts = probe()
-        self._forks = Forks(facts, self.rules.plugins)
-        self._stack.callback(self._forks.close)
+        self._forks = forks = Forks(self.rules.plugins)
+        self._stack.callback(forks.close)
         try:
-            self._pool = CompilePool(jobs, facts, plugins=self.rules.plugins)
+            require_writable(cache_folder())
         except InputError as error:
-            warnings.warn(f"nothing is compiled ahead: {error}", stacklevel=2)
+            warnings.warn(f"nothing is warmed up: {error}", stacklevel=2)
             return
-        self._stack.callback(self._pool.close)
+        gate = Gate()
+        workers = Workers(lambda slot: forks.start_to_warm_up(slot.rpartition("/")[0], gate.descriptor))
+        self._warm_up = WarmUp(jobs, gate, workers, self.machine.memory_bytes, self.rules.timeout_s)
+        self._stack.callback(self._warm_up.close)
 
     def _spawn(self, slot: str) -> Child:
         package = slot.partition("/")[0]

@@ -1,8 +1,8 @@
 """The worker process: builds, checks and measures one point at a time, so that a kernel can only kill this process.
 
-A job is {"kind": "prepare", ...} (or "turn", "verify", "calibrate", "profile"); the answers are {"stage": ...} while it
-works and then one {"result": ...}. What kernels print goes to its log. Between two jobs it holds no tensors: whatever a
-job needs it draws anew from the seed.
+A job is {"kind": "prepare", ...} (or "warm", "turn", "verify", "calibrate", "profile"); the answers are {"stage": ...}
+while it works and then one {"result": ...}. What kernels print goes to its log. Between two jobs it holds no tensors:
+whatever a job needs it draws anew from the seed.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tflabench.bench.protocol import Protocol
+from tflabench.bench.warming import NICENESS, stand_when_asked, wait_at, warming
 from tflabench.implementations.adapter import Unsupported
 from tflabench.problem import Problem
 
@@ -59,22 +60,37 @@ def main() -> None:
     _serve(Connection(options.pipe), options.device, options.plugin, options.memory_limit)
 
 
-def serve_forked(jobs: int, log: int, device: str, plugins: Sequence[str]) -> None:
-    """Serve jobs in a process that a fork server has made, over a socket, with `log` for what kernels print."""
+def serve_forked(jobs: int, log: int, gate: int | None = None, *, device: str, plugins: Sequence[str]) -> None:
+    """Serve jobs in a process that a fork server has made, over a socket, with `log` for what kernels print.
+
+    Args:
+        gate: what it stands at when it is asked to, as it warms up and measures nothing; None for one that measures.
+
+    Raises:
+        RuntimeError: the server has used CUDA.
+    """
+    import torch
+
     for stream in (1, 2):
         os.dup2(log, stream)
-    from tflabench.bench.precompile.server import ready_to_measure
-
     pipe = Connection(jobs)
+    if gate is not None:
+        os.nice(NICENESS)
+        stand_when_asked(gate, pipe)
     pipe.send({"stage": "starting", "pid": os.getpid()})
-    ready_to_measure()
-    _serve(pipe, device, plugins, None)
+    if gate is not None:
+        wait_at(gate)
+    if torch.cuda.is_initialized() or torch.cuda._is_in_bad_fork():
+        raise RuntimeError("CUDA was used before this process was forked: it cannot measure")
+    _serve(pipe, device, plugins, None, warms_up=gate is not None)
 
 
-def _serve(pipe: Connection, device: str, plugins: Sequence[str], memory_limit: int | None) -> None:
+def _serve(
+    pipe: Connection, device: str, plugins: Sequence[str], memory_limit: int | None, warms_up: bool = False
+) -> None:
     worker = Worker(device, pipe.send)
     with contextlib.suppress(EOFError, ConnectionError):
-        worker.start(plugins, memory_limit)
+        worker.start(plugins, memory_limit, warms_up)
         while True:
             worker.do(pipe.recv())
 
@@ -101,7 +117,7 @@ class Worker:
         self.device_type = device
         self.answer = answer
 
-    def start(self, plugins: Sequence[str], memory_limit: int | None) -> None:
+    def start(self, plugins: Sequence[str], memory_limit: int | None, warms_up: bool = False) -> None:
         """Import torch, register plugins, say what machine this is, cap the memory."""
         import torch
 
@@ -111,16 +127,16 @@ class Worker:
         for plugin in plugins:
             registry.plug_in(plugin)
         if self.device_type == "cuda" and find_spec("triton"):
-            from tflabench.bench.precompile.stable_keys import key_callees_first
+            from tflabench.bench.stable_keys import key_callees_first
 
-            key_callees_first()  # or what was compiled ahead is not found
+            key_callees_first()  # or what was compiled before is not found
         if self.device_type == "cuda" and not torch.cuda.is_available():
             reason = f"torch {torch.__version__} finds no CUDA device: use --device cpu, or install the gpu extra"
             self.answer({"result": {"status": "unsupported", "reason": reason}})
             sys.exit()
         self.device = torch.device("cuda", 0) if self.device_type == "cuda" else torch.device("cpu")
         self.answer({"result": machine.torch_facts(self.device)})
-        if self.device_type == "cuda":
+        if self.device_type == "cuda" and not warms_up:
             threading.Thread(target=_load_matrix_library, args=(self.device,), daemon=True).start()
         if memory_limit is not None:
             limit = _address_space_bytes() + memory_limit
@@ -129,6 +145,7 @@ class Worker:
     def do(self, job: dict[str, Any]) -> None:
         """Answer one job; a failure that leaves Python running becomes a status and a reason."""
         kinds = {
+            "warm": self.warm,
             "prepare": self.prepare,
             "turn": self.turn,
             "verify": self.verify,
@@ -142,6 +159,13 @@ class Worker:
             result = {"status": status, "reason": reason}
         plain = json.loads(json.dumps(result, default=str))  # of what a plugin tells, another process may know no class
         self.answer({"result": plain | {"restart": not self._usable(result)}})
+
+    def warm(self, implementation: str, problem: dict[str, Any]) -> dict[str, Any]:
+        """Make the first call of a point for what it compiles; `cpu_seconds` is what that took."""
+        begin = _cpu_seconds()
+        with warming():
+            self._ready(implementation, Problem(**problem))
+        return {"status": "ok", "reason": None, "cpu_seconds": _cpu_seconds() - begin}
 
     def prepare(
         self,
@@ -335,6 +359,11 @@ class Worker:
         except RuntimeError:
             return False
         return True
+
+
+def _cpu_seconds() -> float:
+    """Return the CPU seconds of this process and of those that it has waited for."""
+    return sum(os.times()[:4])
 
 
 def _load_matrix_library(device: torch.device) -> None:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -81,6 +82,7 @@ class _Worker:
         facts: what it said of its device when it started; empty until then.
         stage: what it said last that it does.
         paused_at: since when it is paused.
+        stands: whether it has come to its gate since it was asked to.
     """
 
     child: Child
@@ -91,13 +93,16 @@ class _Worker:
     facts: dict[str, Any] = field(default_factory=dict[str, Any])
     stage: str = "starting"
     paused_at: float | None = None
+    stands: bool = False
 
     def received(self) -> Result | None:
         """Read what there is, waiting for something; return the result if it was the last of it."""
         try:
             while True:
                 message = self.child.pipe.recv()
-                if "stage" in message:
+                if "stands" in message:
+                    self.stands = True
+                elif "stage" in message:
                     self.stage = message["stage"]
                     self.child.pid = message.get("pid", self.child.pid)
                 elif self.facts or "status" in message["result"]:
@@ -204,12 +209,27 @@ class Workers:
         """Return whether the process of a slot may be paused: it makes its first call, in which it mostly compiles."""
         return self.busy(slot) and self._workers[slot].stage.startswith("compiling")
 
-    def pause(self, slots: Iterable[str]) -> None:
-        """Stop processes until `resume`; what they have enqueued on the GPU is done first."""
+    def ask_to_stand(self, slots: Iterable[str]) -> None:
+        """Ask processes that warm up to come to their gate (see `warming.stand_when_asked`)."""
         for slot in slots:
-            self._workers[slot].child.pause()
+            self._workers[slot].stands = False
+            self._workers[slot].child.signal(signal.SIGUSR1)
+
+    def stands(self, slot: str) -> bool:
+        """Return whether a process has come to its gate as asked; one that begins later comes there first."""
+        return self._workers[slot].stands or not self._workers[slot].child.pid
+
+    def pause(self, slots: Iterable[str], standing: Container[str] = ()) -> None:
+        """Stop processes until `resume`; what they have enqueued on the GPU is done first.
+
+        Those in `standing` stand still by themselves: only their time stops.
+        """
+        stopped = [slot for slot in slots if slot not in standing]
+        for slot in slots:
             self._workers[slot].paused_at = self._clock()
-        if any(worker.paused_at is not None for worker in self._workers.values()):
+        for slot in stopped:
+            self._workers[slot].child.pause()
+        if stopped:
             self._sleep(PAUSE_S)
 
     def resume(self) -> None:

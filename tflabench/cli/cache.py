@@ -72,8 +72,8 @@ def clear(
 
 def _places() -> dict[str, Path]:
     """Return the folder or file of each cache, by the environment; it may not exist."""
-    from tflabench.bench.precompile.pool import cache_folder
     from tflabench.bench.tuning_store import default_folder
+    from tflabench.bench.warm import cache_folder
     from tflabench.theory.hardware import ceilings_file
 
     return {"kernels": cache_folder(), "tuning": default_folder(), "ceilings": ceilings_file()}

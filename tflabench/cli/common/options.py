@@ -71,8 +71,8 @@ VERIFY = "Give the float64 check of one point this time, at least 512 steps."
 VerifySeconds = Annotated[float | None, seconds(HOW, VERIFY, show_default="0.8; short presets 0.15")]
 TUNE = "Give the autotuners of one point this time, or `full` for all that they try."
 TuneSeconds = Annotated[str, option(HOW, "SECONDS", TUNE)]
-JOBS = "Compile this many kernels at a time while the GPU measures; 0 compiles none ahead."
-Jobs = Annotated[int | None, option(HOW, "N", JOBS, min=0, max=1024, show_default="cores - 2")]
+JOBS = "Warm up this many points at a time, which compiles their kernels; 0 compiles each when it is its turn."
+Jobs = Annotated[int | None, option(HOW, "N", JOBS, min=0, max=1024, show_default="cores - 2, at most 8")]
 LIMIT = "Let one point allocate this much host memory, such as 8GiB."
 MemoryLimit = Annotated[str | None, option(HOW, "SIZE", LIMIT, show_default="on CPUs 80% of what is free")]
 EXECUTOR = "Measure on this machine (local), or on all GPUs of a Ray cluster (ray)."

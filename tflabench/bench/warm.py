@@ -1,0 +1,222 @@
+"""Warms points up: other processes make their first, untimed calls side by side, which fills Triton's cache.
+
+They stand still while a point is timed; threads that compile go on. Each worker is asked to stand, and comes to a gate
+with nothing left to do for the GPU; one that does not come in time is stopped. None of them is ever measured, and they
+share no lock with what is. docs/decisions/2026-11-27-warm-up.md says why it is done so, and what else was tried.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from itertools import count
+from pathlib import Path
+
+from tflabench.bench.warming import Gate
+from tflabench.bench.workers import Workers
+from tflabench.problem import InputError
+from tflabench.selection.points import Point
+
+CONTEXT_BYTES = 600 << 20  # of GPU memory, of a process that holds no tensors
+PEAK = 2.0  # peak memory of a first call, relative to its inputs and their gradients
+ACK_S = 0.1  # until every worker has come to the gate, or is stopped
+BREATH_S = 0.05  # so long they go on between two points that are timed ...
+BREATH_EVERY_S = 0.7  # ... where they have been paused for this long: they find more to compile then
+# What is timed never takes so long at a time. Whatever a stopped worker might hold that something waits for, it gets
+# the chance to give back.
+LONGEST_PAUSE_S = 30.0
+RELEASE_S = 0.5
+
+
+@dataclass(frozen=True)
+class Warmed:
+    """The end of a warm-up: the status and reason of the first call, and the CPU seconds that it took."""
+
+    ticket: int
+    status: str
+    reason: str | None
+    cpu_seconds: float
+
+
+@dataclass(frozen=True)
+class _Job:
+    ticket: int
+    point: Point
+
+    @property
+    def bytes(self) -> int:
+        """Return about how much memory of the GPU it takes."""
+        problem = self.point.problem
+        tensors = problem.tokens * problem.heads * 2 * (problem.d_qk + problem.d_hv) * problem.element_bytes
+        return int(PEAK * (2 if problem.pass_ == "fwbw" else 1) * tensors) + CONTEXT_BYTES
+
+    def shares_kernels(self, other: _Job) -> bool:
+        """Return whether another job compiles much of what this one does: the later one then finds it in the cache."""
+        mine, its = self.point.problem, other.point.problem
+        alike = mine.with_(batch=its.batch, heads=its.heads, seq_len=its.seq_len, pass_=its.pass_, seed=its.seed)
+        return self.point.implementation == other.point.implementation and alike == its
+
+
+class WarmUp:
+    """Warms up points in their order until it is closed.
+
+    Args:
+        most: workers at a time.
+        gate: what the workers stand at while they are paused.
+        workers: its slots are "distribution/number".
+        memory_bytes: of the GPU; all jobs together are held below half of it, but for a single one.
+        timeout_s: for one job, pauses not counted.
+        clock: tells the time in seconds.
+        sleep: waits so many seconds.
+    """
+
+    def __init__(
+        self,
+        most: int,
+        gate: Gate,
+        workers: Workers,
+        memory_bytes: int,
+        timeout_s: float,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._most, self._gate, self._workers, self._timeout_s = most, gate, workers, timeout_s
+        self._budget = memory_bytes // 2
+        self._clock, self._sleep = clock, sleep
+        self._tickets, self._numbers = count(1), count(1)
+        self._waiting: deque[_Job] = deque()
+        self._working: dict[str, _Job] = {}  # by slot
+        self._idle: list[str] = []  # slots, the longest idle first
+        self._ended: list[Warmed] = []
+        self._paused_at: float | None = None
+
+    @property
+    def at_work(self) -> tuple[Point, ...]:
+        """Return the points that are warmed up now."""
+        return tuple(job.point for job in self._working.values())
+
+    def submit(self, point: Point) -> int:
+        """Add a point behind all others and return its ticket."""
+        job = _Job(next(self._tickets), point)
+        self._waiting.append(job)
+        self._hand_out()
+        return job.ticket
+
+    def poll(self) -> list[Warmed]:
+        """Return what has ended since the last call."""
+        self._hear(0.0)
+        if self._paused_at is not None and self._clock() - self._paused_at > LONGEST_PAUSE_S:
+            self._let_go_for(RELEASE_S)
+            self.pause()
+        self._hand_out()
+        ended, self._ended = self._ended, []
+        return ended
+
+    def pause(self) -> None:
+        """Leave the GPU alone until `resume`; where this is so already, go on for a moment if that was long ago."""
+        if self._paused_at is not None:
+            if not self._working or self._clock() - self._paused_at < BREATH_EVERY_S:
+                return
+            self._let_go_for(BREATH_S)
+        self._gate.shut()
+        self._hear(0.0)
+        self._workers.ask_to_stand(self._working)
+        deadline = self._clock() + ACK_S
+        while self._late() and (left := deadline - self._clock()) > 0:
+            self._hear(left)
+        late = self._late()
+        self._workers.pause(self._working, standing=self._working.keys() - late)
+        self._paused_at = self._clock()
+
+    def resume(self) -> None:
+        """Go on; nothing happens where it is not paused."""
+        if self._paused_at is not None:
+            self._paused_at = None
+            self._gate.open()
+            self._workers.resume()
+
+    def give_way(self) -> bool:
+        """Give all memory of the GPU back, for a point that is short of it; return whether there was any.
+
+        What was at work begins anew later, with fewer at a time.
+        """
+        held = [*self._working, *self._idle]
+        for slot in held:
+            self._workers.end(slot)
+        self._waiting.extendleft(reversed(self._working.values()))
+        self._working.clear()
+        self._idle.clear()
+        if held:
+            self._budget //= 2
+        return bool(held)
+
+    def close(self) -> None:
+        """End every worker."""
+        self._workers.close()
+        self._gate.close()
+
+    def _late(self) -> set[str]:
+        return {slot for slot in self._working if not self._workers.stands(slot)}
+
+    def _let_go_for(self, seconds: float) -> None:
+        self.resume()
+        self._sleep(seconds)
+        self._hear(0.0)
+        self._hand_out()
+
+    def _hear(self, timeout_s: float) -> None:
+        if not self._working:
+            return
+        for slot, result in self._workers.wait(timeout_s):
+            job = self._working.pop(slot)
+            if self._workers.has(slot):
+                self._idle.append(slot)
+            self._ended.append(Warmed(job.ticket, result["status"], result["reason"], result.get("cpu_seconds", 0.0)))
+
+    def _hand_out(self) -> None:
+        if self._paused_at is not None:
+            return
+        for job in list(self._waiting):
+            if len(self._working) >= self._most:
+                return
+            if any(job.shares_kernels(other) for other in self._working.values()):
+                continue
+            held = sum(other.bytes for other in self._working.values()) + CONTEXT_BYTES * len(self._idle)
+            if self._working and held + job.bytes > self._budget:
+                return  # in their order
+            self._waiting.remove(job)
+            self._begin(job)
+
+    def _begin(self, job: _Job) -> None:
+        implementation = job.point.implementation
+        slot = next((idle for idle in self._idle if idle.rpartition("/")[0] == implementation.package), None)
+        if slot is not None:
+            self._idle.remove(slot)
+        else:
+            if self._idle and len(self._working) + len(self._idle) >= self._most:
+                self._workers.end(self._idle.pop(0))
+            slot = f"{implementation.package}/{next(self._numbers)}"
+        self._working[slot] = job
+        sent = {"kind": "warm", "implementation": implementation.name, "problem": asdict(job.point.problem)}
+        self._workers.send(slot, sent, self._timeout_s)
+
+
+def cache_folder() -> Path:
+    """Return the folder where Triton keeps compiled kernels, by the environment; without importing Triton."""
+    home = Path(os.environ.get("TRITON_HOME") or Path.home())
+    return Path(os.environ.get("TRITON_CACHE_DIR") or home / ".triton" / "cache")
+
+
+def require_writable(folder: Path) -> None:
+    """Raise InputError, in one line, if nothing can be put into a folder or it cannot be made."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise InputError(
+            f"Triton's cache {folder} cannot be written ({error.strerror}): TRITON_CACHE_DIR must name one that can be"
+        ) from None
