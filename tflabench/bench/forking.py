@@ -20,6 +20,7 @@ from tflabench.bench.fork_server import OUR_LIBRARY
 from tflabench.bench.workers import VARIABLES
 from tflabench.implementations import registry
 
+SERVER = "tflabench.bench.fork_server"
 OBITUARY_S = 2.0  # until a server says how a process ended
 # NVML says whether there is a GPU: cuInit would make CUDA useless in every process forked afterwards.
 SERVER_VARIABLES = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
@@ -60,7 +61,7 @@ class Forks:
     def _server(self, library: str) -> Child:
         if library not in self._servers:
             variables = {name: os.environ.get(name, value) for name, value in VARIABLES.items()} | SERVER_VARIABLES
-            self._servers[library] = Child.spawn("tflabench.bench.fork_server", library, variables=variables)
+            self._servers[library] = Child.spawn(SERVER, library, variables=variables)
         return self._servers[library]
 
     def _fork(self, server: Child, *gate: int) -> Child:

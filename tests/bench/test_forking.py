@@ -1,0 +1,71 @@
+"""Fork servers: workers that have imported a library, which live, stand, die and end as others do."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import asdict
+from itertools import count
+from typing import Any
+
+import pytest
+from repository import SUPPORT
+
+from tflabench.bench import forking
+from tflabench.bench.forking import Forks
+from tflabench.bench.warming import Gate
+from tflabench.bench.workers import Workers
+from tflabench.problem import Problem
+
+pytest.importorskip("triton")
+pytest.importorskip("fla")
+LIBRARY = "flash-linear-attention"
+TIMEOUT_S = 300.0
+
+
+def job(kind: str, name: str, **arguments: Any) -> dict[str, Any]:
+    problem = Problem(2, 2, 64, 8, 8, dtype="float32")
+    return {"kind": kind, "implementation": name, "problem": asdict(problem), **arguments}
+
+
+@pytest.fixture(scope="module")
+def forks() -> Iterator[Forks]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(forking, "SERVER", "fork_server_on_cpu")
+        patch.setenv("PYTHONPATH", os.pathsep.join((str(SUPPORT), os.environ.get("PYTHONPATH", ""))))
+        forks = Forks([str(SUPPORT / "faulty.py")])
+        yield forks
+        forks.close()
+
+
+def test_a_forked_worker_measures_and_a_dead_one_costs_itself(forks):
+    workers = Workers(lambda slot: forks.start(LIBRARY))  # type: ignore[arg-type, return-value]
+    assert forks.start("torch") is None, "it takes no time to import"
+    try:
+        assert workers.ask(job("prepare", "fine", verify_s=0.1), TIMEOUT_S, "a")["status"] == "ok"
+        died = workers.ask(job("prepare", "aborts", verify_s=0.1), TIMEOUT_S, "b")
+        assert died["status"] == "crashed"
+        assert (
+            "(SIGABRT) while compiling and running for the first time: LLVM ERROR: no registers left" in died["reason"]
+        )
+        assert workers.ask(job("prepare", "fine", verify_s=0.1), TIMEOUT_S, "a")["status"] == "ok"
+    finally:
+        workers.close()
+
+
+def test_a_worker_that_warms_up_comes_to_its_gate(forks):
+    gate, numbers = Gate(), count()
+    workers = Workers(lambda slot: forks.start_to_warm_up(LIBRARY, gate.descriptor))
+    try:
+        warm = workers.ask(job("warm", "fine"), TIMEOUT_S, "a")
+        assert (warm["status"], warm["reason"]) == ("ok", None)
+        assert warm["cpu_seconds"] > 0
+        workers.send("a", job("warm", "hangs"), TIMEOUT_S)
+        gate.shut()
+        workers.ask_to_stand(["a"])
+        while not workers.stands("a"):
+            assert next(numbers) < TIMEOUT_S, "it does not come"
+            assert workers.wait(1.0) == []
+    finally:
+        workers.close()
+        gate.close()
