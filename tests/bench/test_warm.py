@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 from collections.abc import Iterator
 from multiprocessing import Pipe
@@ -12,12 +13,12 @@ import pytest
 
 from tflabench.bench import warm as warming_up
 from tflabench.bench.child import Child
-from tflabench.bench.warm import Warmed, WarmUp, require_writable
+from tflabench.bench.warm import Warmed, WarmUp
 from tflabench.bench.warming import Gate, stand_when_asked, wait_at
 from tflabench.bench.workers import Workers
 from tflabench.implementations import registry
 from tflabench.implementations.adapter import Implementation
-from tflabench.problem import InputError, Problem
+from tflabench.problem import Problem
 from tflabench.selection.points import Point
 
 TIMEOUT_S = 60.0
@@ -289,13 +290,5 @@ def test_a_process_comes_to_the_gate_when_it_is_asked():
         gate.close()
 
 
-def test_a_cache_that_cannot_be_written_is_told_in_one_line(tmp_path):
-    (tmp_path / "file").touch()
-    with pytest.raises(InputError, match="cannot be written"):
-        require_writable(tmp_path / "file" / "cache")
-
-
 def is_open(gate: Gate) -> bool:
-    import select
-
     return bool(select.select([gate.descriptor], [], [], 0)[0])

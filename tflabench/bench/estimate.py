@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from tflabench.bench.machine import Machine
 from tflabench.bench.protocol import Protocol
 from tflabench.bench.theory_columns import modelled
-from tflabench.problem import DeviceKind
+from tflabench.problem import DeviceKind, Problem
 from tflabench.selection.points import Point
 from tflabench.theory import hardware
 from tflabench.theory.hardware import Ceilings, Gpu
@@ -66,14 +66,17 @@ class Estimate:
     bytes: int
 
 
+def needed_bytes(problem: Problem) -> int:
+    """Return the bytes of inputs and output, and of their gradients where the pass has any."""
+    copies = 2 if problem.pass_ == "fwbw" else 1
+    return copies * problem.tokens * problem.heads * 2 * (problem.d_qk + problem.d_hv) * problem.element_bytes
+
+
 def estimate(point: Point, target: Target, protocol: Protocol) -> Estimate:
     """Return an estimate from the cost model and the ceilings known so far; refused points take nothing."""
     impl, problem = point.implementation, point.problem
     if target.refusal(point):
         return Estimate(0.0, 0)
-    tokens = problem.tokens * problem.heads
-    copies = 2 if problem.pass_ == "fwbw" else 1  # gradients of the inputs and of the output beside them
-    needed = copies * tokens * 2 * (problem.d_qk + problem.d_hv) * problem.element_bytes
     turn_s = protocol.budget_s
     if ceilings := target.ceilings(problem.dtype):
         call_s = modelled(impl, problem, ceilings, None)["model_ms_upper"] / 1e3 * SLOWDOWN[target.kind]
@@ -81,4 +84,4 @@ def estimate(point: Point, target: Target, protocol: Protocol) -> Estimate:
         turn_s = min(call_s * calls, protocol.cap_s) + min(protocol.budget_s, call_s * protocol.max_samples)
         turn_s += protocol.warmup_s
     overhead_s = OVERHEAD_S[target.kind] + (TUNING_S if impl.tunes else 0.0)
-    return Estimate(overhead_s + protocol.min_rounds * turn_s, needed)
+    return Estimate(overhead_s + protocol.min_rounds * turn_s, needed_bytes(problem))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import time
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, replace
@@ -27,10 +26,9 @@ from tflabench.bench.rows_of_run import Occasion
 from tflabench.bench.rules import Rules
 from tflabench.bench.scheduler import Scheduler
 from tflabench.bench.tuning_store import TuningStore, default_folder, versions
-from tflabench.bench.warm import WarmUp, cache_folder, require_writable
+from tflabench.bench.warm import WarmUp
 from tflabench.bench.warming import Gate
 from tflabench.bench.workers import SHARED, Workers, require_torch, spawn_worker
-from tflabench.problem import InputError
 from tflabench.rows.schema import Row
 from tflabench.selection.comparisons import Comparison
 from tflabench.selection.points import Point
@@ -202,7 +200,7 @@ class Station:
         self._events.append((None, Began(self.location)))
 
     def _open(self) -> None:
-        """Start the worker, and what forks and warms up; where kernels cannot be kept, say so and go on."""
+        """Start the worker, and what forks others and warms points up."""
         self._workers = Workers(self._spawn)
         self._stack.callback(self._workers.close)
         self._workers.begin(SHARED)
@@ -213,11 +211,6 @@ class Station:
 
         self._forks = forks = Forks(self.rules.plugins)
         self._stack.callback(forks.close)
-        try:
-            require_writable(cache_folder())
-        except InputError as error:
-            warnings.warn(f"nothing is warmed up: {error}", stacklevel=2)
-            return
         gate = Gate()
         workers = Workers(lambda slot: forks.start_to_warm_up(slot.rpartition("/")[0], gate.descriptor))
         self._warm_up = WarmUp(jobs, gate, workers, self.machine.memory_bytes, self.rules.timeout_s)

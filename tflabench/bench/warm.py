@@ -8,7 +8,6 @@ share no lock with what is. docs/decisions/2026-11-27-warm-up.md says why it is 
 from __future__ import annotations
 
 import os
-import tempfile
 import time
 from collections import deque
 from collections.abc import Callable
@@ -16,9 +15,9 @@ from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
 
+from tflabench.bench.estimate import needed_bytes
 from tflabench.bench.warming import Gate
 from tflabench.bench.workers import Workers
-from tflabench.problem import InputError
 from tflabench.selection.points import Point
 
 CONTEXT_BYTES = 600 << 20  # of GPU memory, of a process that holds no tensors
@@ -50,9 +49,7 @@ class _Job:
     @property
     def bytes(self) -> int:
         """Return about how much memory of the GPU it takes."""
-        problem = self.point.problem
-        tensors = problem.tokens * problem.heads * 2 * (problem.d_qk + problem.d_hv) * problem.element_bytes
-        return int(PEAK * (2 if problem.pass_ == "fwbw" else 1) * tensors) + CONTEXT_BYTES
+        return int(PEAK * needed_bytes(self.point.problem)) + CONTEXT_BYTES
 
     def shares_kernels(self, other: _Job) -> bool:
         """Return whether another job compiles much of what this one does: the later one then finds it in the cache."""
@@ -209,14 +206,3 @@ def cache_folder() -> Path:
     """Return the folder where Triton keeps compiled kernels, by the environment; without importing Triton."""
     home = Path(os.environ.get("TRITON_HOME") or Path.home())
     return Path(os.environ.get("TRITON_CACHE_DIR") or home / ".triton" / "cache")
-
-
-def require_writable(folder: Path) -> None:
-    """Raise InputError, in one line, if nothing can be put into a folder or it cannot be made."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=folder).close()
-    except OSError as error:
-        raise InputError(
-            f"Triton's cache {folder} cannot be written ({error.strerror}): TRITON_CACHE_DIR must name one that can be"
-        ) from None
