@@ -25,9 +25,9 @@ PEAK = 2.0  # peak memory of a first call, relative to its inputs and their grad
 ACK_S = 0.1  # until every worker has come to the gate, or is stopped
 BREATH_S = 0.05  # so long they go on between two points that are timed ...
 BREATH_EVERY_S = 0.7  # ... where they have been paused for this long: they find more to compile then
-# What is timed never takes so long at a time. Whatever a stopped worker might hold that something waits for, it gets
-# the chance to give back.
-LONGEST_PAUSE_S = 30.0
+# A pause ends for a moment after this part of a job's time limit, which no turn and hardly a tuner takes: whatever a
+# stopped worker might hold that something waits for, it can give back in time.
+LONGEST_PAUSE = 1 / 3
 RELEASE_S = 0.5
 
 
@@ -106,7 +106,7 @@ class WarmUp:
     def poll(self) -> list[Warmed]:
         """Return what has ended since the last call."""
         self._hear(0.0)
-        if self._paused_at is not None and self._clock() - self._paused_at > LONGEST_PAUSE_S:
+        if self._paused_at is not None and self._clock() - self._paused_at > LONGEST_PAUSE * self._timeout_s:
             self._let_go_for(RELEASE_S)
             self.pause()
         self._hand_out()
