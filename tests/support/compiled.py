@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from repository import ROOT
+from repository import ROOT, SUPPORT
 
 OLD_TRITON = Path(os.environ.get("TFLABENCH_OLD_TRITON", ".triton-3.6.0"))
 
@@ -21,12 +21,14 @@ def compiled_under(triton: str, script: str, *arguments: str) -> dict[str, Any]:
     Skips the test where the oldest is not there. Fails on what Triton warns of.
     """
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    paths = [ROOT, SUPPORT]
     if triton == "oldest":
         old = ROOT / OLD_TRITON
         if not (old / "triton").is_dir():
             pytest.skip(f"no Triton in {old}: `make test` puts the oldest supported there")
-        environment["PYTHONPATH"] = os.pathsep.join(map(str, (old, ROOT)))
-    command = [sys.executable, "-P", str(ROOT / "tests" / script), *arguments]
+        paths.insert(0, old)
+    environment["PYTHONPATH"] = os.pathsep.join(map(str, paths))
+    command = [sys.executable, "-P", str(SUPPORT / script), *arguments]
     done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "Warning" not in done.stderr, done.stderr[-2000:]  # Triton 3.9 warns of what 3.10 will do by default
