@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from tflabench.problem import InputError
 
 __all__ = ["Axes", "InputError", "load", "optimal_chunk_size", "plot", "sweep"]
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 
 def __getattr__(name: str) -> Any:

@@ -2,7 +2,7 @@
 
 At each launch Triton binds, inspects and hashes every argument to find what it compiled for such ones, and what it has
 to know of a descriptor it takes from the text of a layout: half of the host's time for a kernel of many arguments. Here
-a launch like an earlier one goes straight to what was compiled for that.
+a launch like an earlier one goes straight to what was compiled for that (docs/decisions/2026-11-26-host-time.md).
 
 Triton compiles anew where a number becomes 1 or a multiple of 16, or is no longer one. Kernels say
 `do_not_specialize` of counts, and `do_not_specialize_on_alignment` where code for 1 is less: another batch, length or

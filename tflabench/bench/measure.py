@@ -200,7 +200,8 @@ class Clocks:
     def throttled(self) -> bool | None:
         """Return whether the GPU held its clock back by more than HELD_BACK; None where it does not tell.
 
-        A GPU at its power limit says so as soon as it goes a step of 15 MHz back, which is less than ratios show.
+        A GPU at its power limit says so as soon as it goes a step of 15 MHz back, which is less than ratios show
+        (docs/decisions/2026-11-26-throttled-by-two-percent.md).
         """
         if self._nvml is None:
             return None

@@ -3,6 +3,7 @@
 A walk treats a document as a segment with states of its own. The tiles of a document begin at its first step. Its last
 tile can reach into the next documents. There its exponents x and y are -inf, so these steps change no state and have
 an output of 0. Gates, exponents and row sums lie as `kernels.common.places` says.
+docs/decisions/2026-11-25-documents-in-one-launch.md has what one launch gains.
 """
 
 # pyright: reportAttributeAccessIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false

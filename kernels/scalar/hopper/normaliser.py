@@ -10,7 +10,8 @@ Partitions, and what they hand to each other in a tile:
     score        Q n, K^T k_decay, and sums of rows of P    -> sums_ready
     normaliser   1 / denominator                            -> denominator_ready, for whoever divides
 
-Two products of `score` have n and k_decay as an operand of 8 columns, which costs the tensor cores next to nothing.
+Two products of `score` have n and k_decay as an operand of 8 columns, which costs the tensor cores next to nothing
+(docs/decisions/2026-11-22-normaliser.md).
 """
 
 from typing import Any, NamedTuple

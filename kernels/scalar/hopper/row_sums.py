@@ -2,7 +2,8 @@
 """Sums over the rows of a product that lies in the registers of several warps, which row sums of gradients are made of.
 
 A sum goes through shared memory in two steps: every warp stores the sums of its own rows (`store_warp_sums`); once all
-have, one partition adds these up and writes them to memory (`write_sums`).
+have, one partition adds these up and writes them to memory (`write_sums`). Why pairs of sums must round alike is in
+docs/decisions/2026-11-21-exact-gate-gradients.md.
 """
 
 from triton.experimental import gluon

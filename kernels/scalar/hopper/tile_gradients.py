@@ -7,6 +7,7 @@ down first, 16 bits an element, to which products round them anyway. Then no til
 read once, where walks for dq, dk and dv read dH and V three times and two.
 
 The state of a head of 32 is 32 by 32 in memory. TMA reads zeros beyond its last row and column.
+docs/decisions/2026-11-23-small-states.md and 2026-11-26-narrow-heads-by-tiles.md have what this gains.
 
 With the exponents x, y and g of exponents.py, and matrices of a tile with steps j as rows and steps i as columns,
 

@@ -1,7 +1,8 @@
 # type: ignore   # Gluon: what runs on the device has no types that a Python checker knows
 """Bring Triton 3.6 and 3.9 under one name where they differ.
 
-Some functions of Gluon moved. Some code compiles to something slower on the later version unless it is told.
+Some functions of Gluon moved. Some code compiles to something slower on the later version unless it is told
+(docs/decisions/2026-11-23-triton-versions.md, 2026-11-22-serialised-products.md).
 """
 
 import triton

@@ -55,7 +55,8 @@ class Walk:
         cut: the segments of a sequence.
         segments: those that it walks over.
         chip: multiprocessors.
-        kept: the segments for which h writes states down, where they are others.
+        kept: the segments for which h writes states down, where they are others: see
+            docs/decisions/2026-11-25-kept-states.md.
         normalise: h is divided by the denominators.
         sums: for gate gradients it also reads a fourth tensor X of `rows` and writes row sums of X * S U, for which it
             multiplies U by twice the bits of S: by S rounded to the inputs' type, and by the rest. A walk over more

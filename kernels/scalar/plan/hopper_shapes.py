@@ -102,7 +102,8 @@ class WalkShape:
             halved: half as many rows in a program (see `filling`).
             normalise: with a normaliser, which takes shared memory too.
 
-        A state partition's accumulators are up to 4 blocks; with row sums one block of rows. Two slots let `score` run
+        A state partition's accumulators are up to 4 blocks; with row sums one block of rows, for there is one such
+        partition (docs/decisions/2026-11-21-state-partitions.md). Two slots let `score` run
         ahead of the state partitions, but with row sums, where shared memory has no room. It gets the registers that
         the state partitions do not need. Of states of 64 by 64 two programs share a multiprocessor, so that one works
         while the other waits.
