@@ -167,11 +167,13 @@ def test_nothing_compares_with_the_name_of_a_family_or_gate():
         if any(within(module, prefix) for prefix in defining):
             continue
         for node in ast.walk(ast.parse(path.read_text())):
-            sides = [node.left, *node.comparators] if isinstance(node, ast.Compare) else []
+            sides: list[ast.expr | ast.pattern] = (
+                [node.left, *node.comparators] if isinstance(node, ast.Compare) else []
+            )
             if isinstance(node, ast.match_case):
                 sides = [node.pattern]
-            constants = [x.value for side in sides for x in ast.walk(side) if isinstance(x, ast.Constant)]
-            wrong += [f"{module}:{node.lineno} compares with {x!r}" for x in constants if x in names]
+            constants = [(x.lineno, x.value) for side in sides for x in ast.walk(side) if isinstance(x, ast.Constant)]
+            wrong += [f"{module}:{line} compares with {x!r}" for line, x in constants if x in names]
     assert not wrong, "\n".join(wrong)
 
 

@@ -199,14 +199,14 @@ def test_the_memory_of_gla_is_what_its_kernels_allot(pass_, monkeypatch):
     def empty(d):
         return torch.empty(4, 16, 4096, d, dtype=torch.bfloat16, device="meta")
 
-    arguments = Arguments(*(empty(d) for d in (128, 128, 256, 128)))
-    v, options = arguments.v, KernelOptions(GLA, 1.0, 256, return_last_state=False)
+    q, k, v, g = (empty(d) for d in (128, 128, 256, 128))
+    arguments, options = Arguments(q, k, v, g), KernelOptions(GLA, 1.0, 256, return_last_state=False)
     with Allocations():
         if pass_ == "fw":
             chunkwise.forward(arguments, options)
         else:
             chunkwise.backward(v, None, arguments, (), options)
-    given = sum(x.nbytes for x in arguments if x is not None)
+    given = sum(x.nbytes for x in (q, k, v, g))
     if pass_ == "fwbw":
         given += 2 * v.nbytes  # o and do
     modelled = advise.memory(kernel_of("tfla_gla_xl"), problem).peak

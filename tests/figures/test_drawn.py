@@ -46,6 +46,6 @@ def test_every_series_is_named_and_the_figure_within_its_page(name):
         assert drawing.bbox.height > 72 * figure.height
     boxes = [text.get_window_extent() for legend in drawing.legends for text in legend.get_texts()]
     boxes += [
-        text.get_window_extent() for ax in drawing.axes if ax.get_legend() for text in ax.get_legend().get_texts()
+        text.get_window_extent() for ax in drawing.axes if (legend := ax.get_legend()) for text in legend.get_texts()
     ]
     assert all(box.x0 >= 0 and box.x1 <= drawing.bbox.width + 1 for box in boxes)

@@ -13,6 +13,7 @@ from tflabench.figures import theory
 from tflabench.figures.looks import BLUE, GREY, Look
 from tflabench.figures.matplotlib_renderer import draw
 from tflabench.figures.model import Band, Curve, Figure, Ink, Panel, Rule, Shading
+from tflabench.implementations.adapter import Owner
 from tflabench.theory import hardware
 
 TRADEOFF = tradeoff()
@@ -68,7 +69,9 @@ def test_gpus_of_one_name_have_lines_of_their_own():
 
 def test_seven_implementations_are_named_in_the_colour_of_their_owner_and_the_rest_listed():
     measured = [theory.Measured(f"kernel_{n}", 80.0, 1e13 * (n + 1)) for n in range(9)]
-    figure = roofline(["H100"], [64], measured, {"kernel_8": Look("Kernel 8", "mlstm_kernels", Ink(BLUE, "square"))})
+    figure = roofline(
+        ["H100"], [64], measured, {"kernel_8": Look("Kernel 8", Owner("mlstm_kernels", "blue"), Ink(BLUE, "square"))}
+    )
     points = [item for item in figure.panels[0].items if isinstance(item, Curve) and not item.joined]
     assert [own.label for own in points] == [*(f"kernel_{n}" for n in range(8, 1, -1)), "", ""]
     assert [own.ink.colour for own in points[:2]] == [BLUE, GREY]

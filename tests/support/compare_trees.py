@@ -256,9 +256,8 @@ def run(case: Case, x: SimpleNamespace) -> dict[str, Tensor]:
     q, k, v = x.inputs["q"], x.inputs["k"], x.inputs["v"]
     options: dict[str, Any] = {"implementation": case.kernels, "return_last_state": case.states}
     options |= {"chunk_size": case.L or "auto", "cu_seqlens": x.cu_seqlens}
-    state = [x.inputs.get(name) for name in ("C", "n")]
     if case.states:
-        options["initial_state"] = ops.State(*state, x.m)
+        options["initial_state"] = ops.State(x.inputs["C"], x.inputs.get("n"), x.m)
     if case.gate == "gla":
         made: Any = ops.gla(q, k, v, x.inputs["f"], **options)
     else:

@@ -93,7 +93,8 @@ def expected(case: Case, inputs: dict[str, Tensor], grads: dict[str, Tensor], dt
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     leaves = {name: x.to(dtype if name in "qkv" else wide).requires_grad_() for name, x in inputs.items()}
     start = State(leaves["S"]) if case.states else None
-    o, last = reference.chunkwise(*(leaves[name] for name in "qkvg"), None, start, chunk_size=16)
+    q, k, v, g = (leaves[name] for name in "qkvg")
+    o, last = reference.chunkwise(q, k, v, g, None, start, chunk_size=16)
     return gradients({"o": o, "S": last.C}, leaves, grads)
 
 

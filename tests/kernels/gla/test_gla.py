@@ -140,14 +140,16 @@ def test_the_three_forms_agree() -> None:
 def test_the_walk_through(case: Case) -> None:
     inputs, grads = draw(case)
     truth = expected(case, inputs, grads, torch.float64)
-    o, last = walkthrough.forward(*(inputs.get(name) for name in "qkvgS"), scale=case.d_qk**-0.5)
+    q, k, v, g = (inputs[name] for name in "qkvg")
+    o, last = walkthrough.forward(q, k, v, g, inputs.get("S"), scale=case.d_qk**-0.5)
     assert max(distance(o, truth["o"]), distance(last, truth["S"])) < BOUND
 
 
 def test_the_walk_through_as_published_is_nan_behind_a_closed_gate() -> None:
     inputs, _ = draw(Case(32, 16, 16))
     inputs["g"][:, :, 5] = float("-inf")
-    o, _ = walkthrough.forward(*inputs.values(), None, scale=0.25)
+    q, k, v, g = inputs.values()
+    o, _ = walkthrough.forward(q, k, v, g, None, scale=0.25)
     assert o[:, :, :5].isfinite().all()
     assert o[:, :, 5:16].isnan().all()
 
