@@ -48,7 +48,7 @@ of the paper or another sweep. Names are those that `--impl` takes.
   mLSTM, each at its best chunk size.
 - *% of bound*: the least time of any kernel, which reads inputs and writes outputs once, over that of our
   fastest mLSTM.
-- A second occasion is the same source measured again, and ratios are expected within 2%.
+- A second occasion is the same versions measured again, and ratios are expected within 2%.
 - Empty: not asked for. *wrong* and the like: the rows say why. (1/4): at 1 of 4 points.
 
 Where several folders have a figure, its table is of the one with most ratios. It is at one large size with
@@ -354,9 +354,7 @@ def _others(best: Occasion, others: Sequence[Occasion], size: Size, root: Path) 
     missing = {key for key, pair in best.pairs.items() if key[0] == size and pair.peer.status != "ok"}
     for other in others:
         where = _link(root, other.campaign, best.campaign)
-        sources = best.campaign.sources | other.campaign.sources
-        same_source = len(sources) == 1 and None not in sources and not other.campaign.apart_from(best.campaign)
-        changes = dict(_changes(best, other)) if same_source else {}
+        changes = {} if other.campaign.apart_from(best.campaign) else dict(_changes(best, other))
         only_here = {key: pair for key, pair in other.pairs.items() if key in missing and pair.ratio}
         if changes:
             near = sum(abs(change) <= NEAR for change in changes.values())
@@ -379,6 +377,11 @@ def _changes(first: Occasion, second: Occasion) -> Iterator[tuple[tuple[Size, st
     """Yield by how much ratios of the same points changed from one occasion to another."""
     for key, pair in first.pairs.items():
         again = second.pairs.get(key, Pair(pair.peer, None))
-        same = [row and row.point for row in pair] == [row and row.point for row in again]
-        if same and (before := pair.ratio) and (after := again.ratio):
+        apart = pair.peer.comparison_id != again.peer.comparison_id
+        if apart and _what_ran(pair) == _what_ran(again) and (before := pair.ratio) and (after := again.ratio):
             yield key, after.value / before.value - 1
+
+
+def _what_ran(pair: Pair) -> list[tuple[str, int | None, str | None]]:
+    """Return the points of a pair and the versions that ran."""
+    return [(row.point, row.kernel_version, row.package_version) for row in pair if row]

@@ -7,7 +7,7 @@
 
 Errors are predicted over measured time, less 1: the median of their sizes, and the worst with its sign, + for predicted
 too slow. Rows that the constant was fitted on stand apart from those that are held out. Rows of older versions of our
-kernels are left out, and of a point that one source measured twice the second.
+kernels are left out, and of a point that a device measured twice the second.
 """
 
 from __future__ import annotations
@@ -80,10 +80,10 @@ def judge(folders: Iterable[Results]) -> tuple[list[JudgedRow], Counter[str]]:
     """
     judged: list[JudgedRow] = []
     others: Counter[str] = Counter()
-    seen: set[tuple[str, str, str]] = set()
+    seen: set[tuple[str, int | None, str]] = set()
     for results in folders:
         for row in results.rows:
-            key = (row.device, row.source_hash or row.run_id, row.point)
+            key = (row.device, row.kernel_version, row.point)
             if row.status != "ok" or row.ms_median is None or key in seen:
                 continue
             seen.add(key)

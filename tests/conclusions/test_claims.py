@@ -201,16 +201,17 @@ def test_the_campaign_with_most_points_counts():
     assert (found.folder, found.verdict) == ("many", "does not hold")
 
 
-def test_of_equal_campaigns_the_first_occasion_of_the_latest_source_counts():
-    def measured(folder: str, source: str, started: str) -> Results:
+def test_of_equal_campaigns_the_first_occasion_of_todays_kernels_counts():
+    def measured(folder: str, version: int | None, started: str) -> Results:
         rows = [*SIG, *training("mamba2", 9, 9, 9)]
-        of = {"source_hash": source, "started_at": started}
+        of = {"kernel_version": version, "started_at": started}
         return Results(Path(folder), tuple(each.model_copy(update=of) for each in rows), {"run": RUN})
 
+    today = SIG[0].kernel_version
     results = [
-        measured("again", "new", "2026-11-26T15:00:00+00:00"),
-        measured("old", "old", "2026-11-20T12:00:00+00:00"),
-        measured("first", "new", "2026-11-26T12:00:00+00:00"),
+        measured("again", today, "2026-11-26T15:00:00+00:00"),
+        measured("old", 0, "2026-11-20T12:00:00+00:00"),
+        measured("first", today, "2026-11-26T12:00:00+00:00"),
     ]
     for given in (results, results[::-1]):
         assert check(claim("training: over 2x"), "tfla", campaigns(given)).folder == "first"

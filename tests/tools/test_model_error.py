@@ -48,10 +48,10 @@ def test_only_rows_that_the_model_describes_are_judged_and_others_counted(tmp_pa
     assert counts == Counter({"tfla_sig_xl": 1, "hopper_sig, an older version": 1, "sdpa": 1})
 
 
-def test_a_point_that_one_source_measured_twice_counts_once(tmp_path):
-    for n, source in enumerate(("a", "a", "b")):
-        write(tmp_path / str(n), [row(source_hash=source, run_id=str(n))])
-    assert len(judge(find_results(tmp_path))[0]) == 2
+def test_a_point_that_a_device_measured_twice_counts_once(tmp_path):
+    for n in range(2):
+        write(tmp_path / str(n), [row(run_id=str(n))])
+    assert len(judge(find_results(tmp_path))[0]) == 1
 
 
 def test_the_calibrated_model_stands_under_the_roofs_of_the_run_or_the_datasheet(tmp_path):

@@ -128,17 +128,17 @@ def test_the_folder_with_most_ratios_has_the_table_and_the_others_are_named(tmp_
     [
         ((3.0, 4.0), {}, "- A second occasion: 2 of 2 ratios within 2%: [b](b/rows.csv).\n"),
         ((3.0, 4.2), {}, "1 of 2 ratios within 2%, the furthest +5.0% (fla_kda, forward): [b]"),
-        ((3.0, 4.0), {"source_hash": "other"}, "- Other rows: [b](b/rows.csv).\n"),
-        ((3.0, 4.0), {"source_hash": None}, "- Other rows: [b](b/rows.csv).\n"),
+        ((3.0, 4.0), {"package_version": "other"}, "- Other rows: [b](b/rows.csv).\n"),
+        ((3.0, 4.0), {"source_hash": "other"}, "- A second occasion: 2 of 2 ratios within 2%: [b](b/rows.csv).\n"),
     ],
 )
-def test_a_second_occasion_of_the_same_source_says_how_far_ratios_are_apart(tmp_path, again, changes, words):
+def test_a_second_occasion_of_the_same_versions_says_how_far_ratios_are_apart(tmp_path, again, changes, words):
     def measured(name: str, times: tuple[float, float], ours: float, **more) -> None:
         peers = [at(peer, 512, ms, **more) for peer, ms in zip(("fla_gla", "fla_kda"), times, strict=True)]
         write(tmp_path / name, [at("tfla_sig_xl", 512, ours, **more), *peers], run=RUN)
 
-    measured("a", (6.0, 8.0), 2.0, source_hash="same")
-    measured("b", again, 1.0, **{"source_hash": "same"} | changes)
+    measured("a", (6.0, 8.0), 2.0)
+    measured("b", again, 1.0, comparison_id="again", **changes)
     assert words in page(tmp_path)
 
 

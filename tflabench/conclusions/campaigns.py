@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from tflabench.implementations.registry import is_current
+
 if TYPE_CHECKING:
     from tflabench.rows.load import Results
     from tflabench.rows.schema import Row
@@ -55,14 +57,14 @@ class Campaign:
     runs: Mapping[str, Any]
 
     @cached_property
-    def sources(self) -> frozenset[str | None]:
-        """Return the source hashes of its rows; None is that of rows which have none."""
-        return frozenset(row.source_hash for row in self.rows)
+    def is_current(self) -> bool:
+        """Return whether all its rows are of today's kernels."""
+        return all(is_current(row.implementation, row.kernel_version) for row in self.rows)
 
     @cached_property
-    def last_started(self) -> str:
-        """Return when its latest run began."""
-        return max(row.started_at for row in self.rows)
+    def started(self) -> str:
+        """Return when its first row was measured."""
+        return min(row.started_at for row in self.rows)
 
     @property
     def device(self) -> str:

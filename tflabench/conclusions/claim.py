@@ -255,13 +255,13 @@ class Outcome:
 def check(claim: Claim, kernels: str, campaigns: Sequence[Campaign], errors: Sequence[ErrorLine] = ()) -> Outcome:
     """Decide a claim about one set of kernels: by errors.csv where it has what is needed, else by rows.
 
-    Rows are those of the campaign that has most points of it; of several, of the latest source its first occasion.
+    Rows are those of the campaign that has most points of it; of several, of today's kernels and their first occasion.
     """
     if claim.unmeasurable:
         return Outcome(claim, kernels, "not measurable", {}, claim.unmeasurable)
     candidates = _of_errors(claim, kernels, errors)
     if not candidates:
-        in_order = _latest_source_first(campaigns)
+        in_order = sorted(campaigns, key=lambda campaign: (not campaign.is_current, campaign.started))
         candidates = [(numbers, each.folder) for each in in_order if (numbers := _numbers(claim, kernels, each.rows))]
     if not candidates:
         reason, command = _lacking(claim, kernels, campaigns)
@@ -278,17 +278,6 @@ def check(claim: Claim, kernels: str, campaigns: Sequence[Campaign], errors: Seq
     measured = " to ".join(dict.fromkeys(f"{end:.4g}" for end in worst[1:]))
     within = "" if inf in (-low, high) else "within "
     return Outcome(claim, kernels, "does not hold", numbers, f"{measured} is not {within}{claim.stated}", folder)
-
-
-def _latest_source_first(campaigns: Sequence[Campaign]) -> list[Campaign]:
-    """Return campaigns with the latest source first, and of a source its first occasion before later ones."""
-
-    def source(campaign: Campaign) -> frozenset[str | None] | str:
-        return campaign.folder if None in campaign.sources else campaign.sources
-
-    by_start = sorted(campaigns, key=lambda campaign: campaign.last_started)
-    latest = {source(campaign): campaign.last_started for campaign in by_start}
-    return sorted(by_start, key=lambda campaign: latest[source(campaign)], reverse=True)
 
 
 def _of_errors(claim: Claim, kernels: str, errors: Iterable[ErrorLine]) -> list[tuple[Numbers, str]]:
