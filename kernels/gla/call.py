@@ -20,9 +20,6 @@ class GlaCall(NamedTuple):
     """Tell launchers of kernels of a call, but for its tensors.
 
     Attributes:
-        plan: what is launched.
-        scale: of q.
-        precision: Triton's input_precision of float32 products.
         places: of documents, whose chunks are tiles of these; None for sequences.
     """
 

@@ -80,12 +80,7 @@ def forward(arguments: Arguments, options: KernelOptions) -> tuple[Tensor, State
 def backward(
     do: Tensor, d_last: State | None, arguments: Arguments, saved: tuple[Tensor, ...], options: KernelOptions
 ) -> tuple[Tensor | None, ...]:
-    """Return gradients (dq, dk, dv, dg, None, dC, None), without `options.gate_gradients` None for dg.
-
-    Args:
-        do: gradient of o; d_last: of the last state, or None.
-        saved: nothing; arguments and options as given to `forward`.
-    """
+    """Return gradients (dq, dk, dv, dg, None, dC, None), without `options.gate_gradients` None for dg."""
     q, k, v, g, _, initial, _ = arguments
     call = GlaCall.of(arguments, options)
     weighted = weigh(call, q, k, g)

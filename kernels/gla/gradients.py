@@ -114,7 +114,6 @@ class TileOfHead(NamedTuple):
 
     Attributes:
         bh: batch * heads + head.
-        b, h: batch and head.
         tile: of the head's sequence.
         t, i: its steps and channels.
         chunk, chunks: the tile's chunk, and how many there are.
@@ -247,7 +246,6 @@ def tile_gradients(inputs, weighted_q, weighted_k, totals, states, written, scal
         inputs: `GradientInputs`.
         weighted_q, weighted_k, totals: of `scores.Weighted`.
         states, written, sizes: `StatePair`, `Written`, `outputs.OutputSizes`.
-        scale: of q.
     """
     TILE: tl.constexpr = config.tile
     BLOCK: tl.constexpr = config.block

@@ -52,8 +52,6 @@ class OutputsConfig:
     Attributes:
         reverse: rows are attended to by later steps (dv).
         first_state: the first chunk met has a state at its near edge: an initial one, or a gradient of the last.
-        precision: Triton's input_precision of products.
-        tile: steps of a tile.
         inner, outer: columns of x and y at a time, and of out a program.
     """
 
@@ -73,7 +71,6 @@ def parallel_outputs(x, y, z, out, scores, totals, states, sizes, config: tl.con
         x, y: (B * H, T, d_qk); z, out: `tiles.Rows`; scores: (B * H, T, tile).
         totals: (B * H, tiles, d_qk) float32, log2 of the decay over a tile.
         states: (B * H * chunks, d_qk, d_hv).
-        sizes: `OutputSizes`.
     """
     TILE: tl.constexpr = config.tile
     IN: tl.constexpr = config.inner

@@ -76,7 +76,6 @@ class Plan:
     """Say how a call is run.
 
     Attributes:
-        batch, heads, T, d_qk, d_hv: the shape.
         chunk_size: steps between two states in memory, a multiple of every tile.
         blocks: how kernels cut it.
         reach: bits that a channel may close in a tile with one reference for all pairs of its steps.
@@ -99,8 +98,6 @@ class Plan:
 
         Args:
             chunk_size: L as given; longer than the sequence it is that of one chunk.
-            dtype: of q, k and v.
-            multiprocessors: of the GPU.
         """
         batch, heads, _, T, d_qk, d_hv = sizes
         L = fitting(chunk_size, T)

@@ -47,7 +47,6 @@ class ScoresConfig:
         tile, block: steps of a program, and channels at a time.
         levels: log2 of tile.
         reach: bits that a channel may close in a tile with one reference.
-        precision: Triton's input_precision of products.
     """
 
     tile: int

@@ -69,10 +69,7 @@ class StatesConfig:
     Attributes:
         reverse: backward in time.
         initial, ends, states, crossing: which of `StateTensors` there are; ends go with decays, crossing with other.
-        precision: Triton's input_precision of products.
-        tile: steps of a tile.
         u, v: rows and columns of a tile of the state.
-        documents: segments are documents.
     """
 
     reverse: bool
@@ -94,7 +91,6 @@ def chunk_states(x, z, totals, matrices, sizes, segments, config: tl.constexpr):
     Args:
         x: (B * H, T, d_qk), weighted k, or q; z: v, or do, `tiles.Rows`.
         totals: (B * H, tiles, d_qk) float32, log2 of the decay over a tile.
-        matrices, sizes: `StateTensors`, `WalkSizes`.
         segments: of the sequence, or documents.
     """
     TILE: tl.constexpr = config.tile

@@ -108,10 +108,8 @@ class GradientSums(NamedTuple):
     """Name what gradients of gates are made of.
 
     Attributes:
-        qdq, kdk: row sums q_t.dq_t and k_t.dk_t.
         through: (B, H, chunks) float32, exp(g) (sum(C * dC) + sum(n * dn)) with the state before a chunk, the state's
             gradient after it and its log gate g.
-        chunk_size: steps of a chunk.
     """
 
     qdq: RowSums
@@ -160,8 +158,6 @@ class GradientTensors(NamedTuple):
 
     Attributes:
         qdq, q_within, kdk, k_within: row sums, see `RowSums`.
-        log_f: (B, H, T), see `LogGates`.
-        through: (B, H, chunks), see `GradientSums`.
         sum_from, sum_before: (B, H, chunks, blocks) float32, sums of `crossing_summands` over the blocks of a chunk.
         df, di: (B, H, T); df of a gate that is one number a head (B, H, programs) float32.
     """
@@ -206,11 +202,7 @@ class GateConfig:
     """Tell what the kernels that make log gates are compiled for.
 
     Attributes:
-        activation: how pre-activations become log gates.
-        block: steps of a program.
-        blocks: blocks of a sequence, the next power of two.
         tile: steps of a tile of exponents; 0 writes none, but log gates.
-        overlap: the next kernel may start before this one ends.
         initial: the stabiliser starts from m_0, not from 0.
     """
 
@@ -227,13 +219,9 @@ class GradientConfig:
     """Tell what `_gate_gradients` is compiled for.
 
     Attributes:
-        activation: how pre-activations became log gates.
         q_parts, k_parts, within_parts: parts of `RowSums`.
         given: log f is read, not worked out again.
         chunks: chunks of a program.
-        block: steps of a chunk, or of a block of it.
-        blocks: blocks of a chunk, the next power of two.
-        overlap: the kernel may start before the one before it has ended.
     """
 
     activation: ActivationConfig
@@ -268,13 +256,7 @@ def _step_size(x, INPUT: tl.constexpr):
 
 @triton.jit
 def load_log_gates(f, f_t, i, i_t, b, h, t, mask, config: tl.constexpr):
-    """Return log gates of steps t, neutral (log f = 0, log i = -inf) outside the mask.
-
-    Args:
-        f, i: `StridedGate`.  f_t, i_t: their strides of time.
-        b, h, t: batch, head and steps.
-        config: `ActivationConfig`.
-    """
+    """Return log gates of steps t, neutral (log f = 0, log i = -inf) outside the mask; f_t, i_t: strides of time."""
     log_f = tl.load(f.data + b * f.b + h * f.h + t * f_t, mask=mask, other=0.0).to(tl.float32)
     if config.forget == "sigmoid":
         log_f = _log_sigmoid(log_f)
@@ -460,7 +442,6 @@ def log_gates(f: Tensor, i: Tensor | None, gate: Gate, shape: tuple[int, int, in
     Args:
         f: forget pre-activation (B, H, T), any strides; (H,) for a gate that is one number a head.
         i: input pre-activation (B, H, T), any strides; None where the gate has none.
-        shape: (B, H, T).
         m_0: (B, H) stabiliser of the initial state; None is 0, as in `types.zero_state`.
     """
     log_f, log_i = (torch.empty(shape, dtype=torch.float32, device=f.device) for _ in range(2))
@@ -609,13 +590,7 @@ def _sums_of_other_blocks(tensors, row, part, chunks, blocks, config: tl.constex
 
 @triton.jit
 def _through_activations(dlog_f, dlog_i, f, f_t, i, i_t, b, h, t, mask, config: tl.constexpr):
-    """Return gradients of the pre-activations of f and i; for a gate that is one number a head, summands of that.
-
-    Args:
-        dlog_f, dlog_i: gradients of the log gates.
-        f, f_t, i, i_t, b, h, t, mask: see `load_log_gates`.
-        config: `ActivationConfig`.
-    """
+    """Return gradients of the pre-activations of f and i; for a gate that is one number a head, summands of that."""
     INPUT: tl.constexpr = config.input
     df = dlog_f
     if config.forget == "sigmoid":
@@ -698,9 +673,7 @@ def gate_gradients(
     Where next to nothing passes a forget gate (a document boundary) its own gradient is 0.
 
     Args:
-        f, i, gate: as given to `log_gates`.
         log_f: as that returned it; None computes it again, for a gate that is not stabilised.
-        sums: what they are made of.
         overlap: chunks of at most BLOCK steps; the kernel may start while the one before it runs (`overlapping`).
 
     Returns:

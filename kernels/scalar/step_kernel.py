@@ -47,8 +47,6 @@ class WeightsConfig:
     """Tell what `head_weights` is compiled for.
 
     Attributes:
-        activation: how pre-activations become log gates.
-        stabilized: see `Gate.stabilized`.
         columns: the next power of two to d_qk.
     """
 
@@ -62,9 +60,7 @@ class AdvanceConfig:
     """Tell what `advance_state` is compiled for.
 
     Attributes:
-        activation: how pre-activations become log gates.
         weighed: weights are read; without, they are the gates and the scale.
-        skip: there is a skip connection.
         rows, cols: rows of C at a time, and columns of a program.
     """
 
@@ -90,7 +86,6 @@ def head_weights(inputs, before, after, weights, scale, sharing, d_qk, config: t
     Args:
         inputs: `StepInputs`, v not read.  before, after: `State`, C not read.
         weights: (B * H, 3) float32, written: what C keeps, what is written to it, scale / denominator.
-        sharing: consecutive heads with one q and k.
     """
     COLUMNS: tl.constexpr = config.columns
     ACTIVATION: tl.constexpr = config.activation
@@ -125,12 +120,10 @@ def advance_state(
     """Write config.cols columns of C and of h for one head.
 
     Args:
-        inputs: `StepInputs`.
         weights: as `head_weights` writes them, read if config.weighed.
         C_before, C: (B * H, d_qk, d_hv).
         h: (B * H, d_hv).
         skip: (heads,), weights of v_t in h_t, or None.
-        sharing: consecutive heads with one q and k.
     """
     ROWS: tl.constexpr = config.rows
     COLS: tl.constexpr = config.cols

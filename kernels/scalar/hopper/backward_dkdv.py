@@ -198,7 +198,6 @@ class DkdvProgram:
     """The part of a program that all partitions share.
 
     Fields:
-        tensors: pointers, as `DkdvTensors`.
         counts: `DkdvCounts`, encoded, or `DkdvDocuments`.
         warp_sums: [8, 64] float32 in shared memory, row sums of a tile as each warp of `state` has them; only where
             `config.row_sums`.
@@ -583,11 +582,7 @@ def store_state(program, work, dC, zero):
 
 @gluon.jit
 def decay_keys(k, k_decay):
-    """Write r K over K, [64, 128], rounded as the walk for dq rounds it; half of the steps at a time, for registers.
-
-    Args:
-        k: [64, 128] in shared memory.  k_decay: r, [64] in shared memory.
-    """
+    """Write r K over K, [64, 128], rounded as the walk for dq rounds it; half of the steps at a time, for registers."""
     kT = k.permute((1, 0))
     for half in gl.static_range(2):
         kT_half = kT.slice(32 * half, 32, dim=1)
@@ -639,11 +634,7 @@ def read_state(program, dC, i):
 
 @gluon.jit
 def finish_tile(program, dC, dk, i):
-    """Write dK of the i-th tile of this program over its Q, and return dC after the tile.
-
-    Args:
-        dk: dC V^T, [128, 64].
-    """
+    """Write dK of the i-th tile of this program over its Q, from dk = dC V^T, [128, 64], and return dC after it."""
     config: gl.constexpr = program.config
     BLOCKS_HV: gl.constexpr = config.blocks_hv
     ACCUMULATORS: gl.constexpr = config.accumulators
@@ -701,11 +692,7 @@ def state_partition(program):
 
 @gluon.jit
 def allocate_program(num_items, counts, tensors, config: gl.constexpr, desc, exponents_desc):
-    """Return what all partitions share.
-
-    Args:
-        desc: describes blocks of Q, K, V or dH.  exponents_desc: tiles of x or y.
-    """
+    """Return what all partitions share; desc is of blocks of Q, K, V or dH, exponents_desc of tiles of x or y."""
     dtype: gl.constexpr = desc.dtype
     STAGES: gl.constexpr = config.num_stages
     SLOTS: gl.constexpr = config.num_v_slots
@@ -746,7 +733,6 @@ def pair(
         q_desc, k_desc: of blocks of q, k (B, heads, T, d_qk), 16 bits.
         v_desc, dh_desc, dk_desc, dv_desc: of blocks of v, dh, dv (B, H, T, d_hv) and dk (B, H, T, d_qk), 16 bits.
         x_desc, y_desc: of tiles of x, y (B, H, tiles * 64) float32.
-        tensors: `DkdvTensors`.  counts: see `DkdvProgram`.
     """
     VALUE_REGISTERS: gl.constexpr = config.value_registers
     program = allocate_program(num_items, counts, tensors, config, q_desc, x_desc)

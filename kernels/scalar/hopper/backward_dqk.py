@@ -382,7 +382,6 @@ def walk_backward_dqk_with_sums(
 
     Args:
         primal_desc: of blocks of q (B, heads, T, d_qk), of which dq is the gradient, or of k.
-        tensors: `DqkTensors`.
     """
     SLOTS: gl.constexpr = config.num_slots
     gl.static_assert(SLOTS == 1, "row sums of a tile are handed over with P of the next")

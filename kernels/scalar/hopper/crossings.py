@@ -89,8 +89,6 @@ class SumsConfig:
         q_parts, k_parts, within_parts: of `RowSums` of q and of k, and of those within tiles.
         has_first, in_segments, has_more: which of `Starts` there are.
         pieces: of a state, 0 where there is no X to make of `Starts`.
-        documents: sequences are documents.
-        overlap: the kernel may start while the one before it runs.
     """
 
     q_parts: int
@@ -111,7 +109,6 @@ class PassConfig:
     Attributes:
         pieces: of X before the first step, 0 where X after the last step is 0 and the scan goes back from there.
         block: tiles at a time, a power of two.
-        documents, overlap: see `SumsConfig`.
     """
 
     pieces: int

@@ -148,10 +148,7 @@ def takes(bounds: list[int], q: Tensor, v: Tensor, *, states: bool) -> bool:
 
 
 def forward(arguments: Arguments, options: KernelOptions) -> tuple[Tensor, State | None, tuple[Tensor, ...]]:
-    """Return h, the last state of each document or None, and what `backward` needs in addition to the inputs.
-
-    Args: as `backends.Kernels` has them, with bounds.
-    """
+    """Return h, the last state of each document or None, and what `backward` needs in addition to the inputs."""
     q, k, v, f, i, initial, _ = arguments
     gate, scale = options.gate, options.scale
     places = _places_of(options, q.device)
@@ -190,12 +187,7 @@ def forward(arguments: Arguments, options: KernelOptions) -> tuple[Tensor, State
 def backward(
     dh: Tensor, d_last: State | None, arguments: Arguments, saved: tuple[Tensor, ...], options: KernelOptions
 ) -> tuple[Tensor | None, ...]:
-    """Return gradients (dq, dk, dv, df, di, dC_0, dn_0), None for what is absent.
-
-    Args:
-        dh: gradient of h; d_last: of the last states' C and n, or None.
-        arguments, options: as given to `forward`; saved: as it returned it.
-    """
+    """Return gradients (dq, dk, dv, df, di, dC_0, dn_0), None for what is absent."""
     q, k, v, f, i, initial, _ = arguments
     gate, scale = options.gate, options.scale
     places, H = _places_of(options, q.device), v.shape[1]

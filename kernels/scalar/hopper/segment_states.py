@@ -262,10 +262,6 @@ def load_gates(program, tile, HALF: gl.constexpr):
 def weigh_tile(program, gates, stage, HALF: gl.constexpr):
     """Multiply the steps of a tile of qk, which has arrived, by their weights.
 
-    Args:
-        gates: as `load_gates` returns them.
-        stage: the tile's cursor.
-
     Returns:
         Tuples, an element a head: the left operand (weights qk)^T, [64, 64 steps] of 16 bits; its sums over steps
         before it was rounded, [64]; the decay of the state.
@@ -435,10 +431,7 @@ def carry(
     """Make the states that segments start from out of what their parts add, segment after segment.
 
     Args:
-        states: `CarriedStates`.
         g_ptr: (rows, tiles).
-        elements: of a state.
-        num_tiles, num_parts, num_segments: of a sequence.
         part_tiles, parts_per_segment: the first segment, and its first part, have what remains.
         first_part, added_parts: the lowest part that `added` has, and how many it has from there on; backward those are
             the last parts. A resumed walk begins with the second segment, whose first part is `first_part`.
@@ -534,7 +527,6 @@ def launch_segment_states(
 
     Args:
         before: the states (B, H, d_qk, d_hv) and (B, H, d_qk) before the first segment of the walk; None is zero.
-        normalise: with n.
         first_segment: launches the walk for h over a first segment, which runs while the pass goes over the others. It
             is given the `starts` of `SegmentStates`, in which the first segment's are there unless they are zero, and
             writes those of the second segment (`skip_first_segment`).

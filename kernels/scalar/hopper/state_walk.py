@@ -622,8 +622,6 @@ def run_walk(schedule, descs, out_desc, gates, states, diagonal_ptr, config: gl.
 
     Args:
         descs: of blocks of query, key and value, 16 bits.
-        gates: `Exponents`.  states: `States`.
-        diagonal_ptr: see `score_partition`.
     """
     REGISTERS: gl.constexpr = config.state_registers
     SCORE_REGISTERS: gl.constexpr = config.score_registers

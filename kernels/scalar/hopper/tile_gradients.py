@@ -81,7 +81,6 @@ class TileCounts(NamedTuple):
     which `load` alone needs, spills where it is kept (20 B, Triton 3.6).
 
     Attributes:
-        num_heads, heads_per_qk: as of `schedule.Counts`.
         num_steps, num_tiles: of a sequence.  num_items: work items of the launch.
         sums: row sums of a kind, B * H * T.
     """
@@ -95,13 +94,7 @@ class TileCounts(NamedTuple):
 
 
 class TileArguments(NamedTuple):
-    """All arguments of a launch except descriptors, which Triton 3.6 takes in no tuple.
-
-    Attributes:
-        tensors: `TileTensors`.
-        counts: `TileCounts`, encoded.
-        config: `TileGradientsConfig`, a constant of the kernel.
-    """
+    """All arguments of a launch except descriptors, which Triton 3.6 takes in no tuple; counts are encoded."""
 
     tensors: Any
     counts: Any
@@ -143,13 +136,7 @@ class HeadTiles:
 
 @aggregate
 class TileProgram:
-    """The part of a program that all partitions share.
-
-    Fields:
-        counts: `TileCounts`, encoded.
-        tensors: pointers, as `TileTensors`.
-        shared: `SharedTiles`.  heads: `HeadTiles`.
-    """
+    """The part of a program that all partitions share; counts are `TileCounts`, encoded, tensors pointers."""
 
     config: gl.constexpr
     num_items: gl.tensor
@@ -509,12 +496,7 @@ def allocate_tiles(desc, NUM: gl.constexpr):
 
 @gluon.jit
 def allocate_program(call, desc, states_desc, exponents_desc):
-    """Return what all partitions share.
-
-    Args:
-        call: `TileArguments`.
-        desc: describes tiles of Q, K, V or dH.  states_desc: C or dC.  exponents_desc: x or y.
-    """
+    """Return what all partitions share; desc is of tiles of Q, K, V or dH, states_desc of C or dC."""
     config: gl.constexpr = call.config
     dtype: gl.constexpr = desc.dtype
     SHARED: gl.constexpr = 2  # tiles of Q and K in shared memory
@@ -548,7 +530,6 @@ def gradients(
         C_desc, dC_desc: of C before and dC after every tile, (B, H, tiles, d_qk, d_hv), 16 bits.
         x_desc, y_desc: of tiles of x, y (B, H, tiles * 64) float32.
         dq_desc, dk_desc: of blocks of dq, dk (B, H / call.config.num_heads, T, 64), 16 bits.
-        call: `TileArguments`.
     """
     program = allocate_program(call, q_desc, C_desc, x_desc)
     dv_smem = allocate_tiles(q_desc, 2)
@@ -594,7 +575,6 @@ def launch_gradients(
         inputs: of the walk for h, with head dimensions of 64; dv_t has skip dh_t added, if there is a skip.
         dh: (B, H, T, 64), of v's dtype, as TMA takes it.
         states: C before and dC after every tile, as `launch_kept_states` makes them; dC may lie where dv goes.
-        skip_dots, row_sums, through: as in `TileTensors`, with a skip, and for gradients of gates.
     """
     q, k, v, exponents, skip, _ = inputs
     dq, dk, dv = outputs

@@ -49,12 +49,10 @@ class Walk:
 
     Attributes:
         name: of what it makes: "h", "dq", "dk", "dv" or "dk, dv".
-        sizes: of the call.
         columns: dimension of U and W, summed over; more than 256 are divided among programs.
         rows: dimension of Z and of the output.
         cut: the segments of a sequence.
         segments: those that it walks over.
-        chip: multiprocessors.
         kept: the segments for which h writes states down, where they are others: see
             docs/decisions/2026-11-25-kept-states.md.
         normalise: h is divided by the denominators.
@@ -150,7 +148,6 @@ class StatePass:
 
     Attributes:
         state: "C" or "dC".
-        sizes: of the call.
         cut: the segments that start from its states, or whose tiles do.
         parts: of segments, each with programs of its own.
         resumed: the state after the first segment is made elsewhere.
@@ -219,10 +216,8 @@ class TileGradients:
     """The kernel for dq, dk and dv of 64 by 64 states, tile by tile, from the states before and after each.
 
     Attributes:
-        sizes: of the call.
         shape: how a program is divided. It reads q and k once for its heads, and writes the sums of their dq and dk.
         sums: it also writes row sums, of q and of k, within the tile and through a state, and what passes the tile.
-        chip: multiprocessors.
     """
 
     sizes: Sizes
@@ -265,7 +260,6 @@ class Forward(NamedTuple):
     """Name the launches of forward.
 
     Attributes:
-        cut: segments of h.
         state_pass: what these start from; None for one segment.
         first: h of the first segment, which runs while the state pass does; None: it is part of h.
         h: h of all segments, or of the others.
@@ -299,7 +293,6 @@ class Backward(NamedTuple):
 
     Attributes:
         asked: sizes as they are asked for.
-        cut: segments.
         state_pass: dC that these start from; None for one segment.
         walks: for dq, then for dk and dv together or apart; none where gradients are made `by_tiles`.
     """

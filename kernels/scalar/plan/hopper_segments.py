@@ -27,9 +27,7 @@ class Segments(NamedTuple):
     """The segments of a sequence, which programs walk over side by side.
 
     Attributes:
-        tiles: tiles of the sequence.
         segment_tiles: tiles of every segment but the first, which has the remainder.
-        count: number of segments.
     """
 
     tiles: int
@@ -94,9 +92,6 @@ def first_segment_programs(sizes: Sizes, cut: Segments, chip: int, *, normalise:
     """Return how many programs make h of the first segment while a state pass goes over those between it and the last.
 
     0 where it is too long for that, where there is no room, or where heads share a program.
-
-    Args:
-        chip: multiprocessors.
     """
     if cut.count < 3 or 2 * cut.first_tiles > cut.segment_tiles or (not normalise and heads_together(sizes) > 1):
         return 0
@@ -114,7 +109,6 @@ def parts_per_segment(cut: Segments, programs: int, chip: int) -> int:
 
     Args:
         programs: of uncut segments.
-        chip: multiprocessors.
     """
     parts = 1
     while (
@@ -169,7 +163,6 @@ class Shape(NamedTuple):
     Attributes:
         sizes: with the next power of two of a sequence's tiles. The batch may be a symbol.
         norm: with a normaliser.
-        chip: multiprocessors.
         bandwidth: of memory, TB/s.
     """
 

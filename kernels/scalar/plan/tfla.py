@@ -173,9 +173,7 @@ class StateWalk(NamedTuple):
     """The walk over a sequence that makes the states of chunks, or their gradients.
 
     Attributes:
-        tiles: its tiling.
         blocks: programs that share a state.
-        tiles_per_chunk: tiles of a chunk.
         segment_tiles: tiles of a segment.
         segments: of a sequence. With several there are two passes: what each adds, then the states.
     """
@@ -191,10 +189,8 @@ class Outputs(NamedTuple):
     """A launch of the parallel kernel.
 
     Attributes:
-        tiles: its tiling.
         blocks: programs that share the rows of an output.
         members: heads whose outputs a program adds up.
-        programs: that are launched.
     """
 
     tiles: Tiles
@@ -210,8 +206,6 @@ class Plan:
     Attributes:
         sizes, chunk_size: of the call; the chunk size is that of `fitting`.
         element_bytes: of an element of q.
-        config: tiles, and what else can be tuned.
-        device: for which it is.
         forward_states, backward_states: the walks for C and dC.
         h, dq, dk, dv: the launches of the parallel kernel.
     """

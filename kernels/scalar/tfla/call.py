@@ -51,10 +51,7 @@ class Call:
     """Tell launchers of kernels of a call, but for its tensors.
 
     Attributes:
-        plan: what is launched.
         gate, gates: the gate, and its log gates (B, H, T).
-        scale: of q.
-        precision: Triton's input_precision of float32 products.
         documents: where documents lie, whose gates are by places (`kernels.common.places`); None for sequences.
     """
 

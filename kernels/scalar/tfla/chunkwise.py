@@ -136,11 +136,6 @@ def backward(
     """Return gradients (dq, dk, dv, df, di, dC_0, dn_0), and dskip if there is a skip.
 
     Those of an absent gate or initial state are None.
-
-    Args:
-        dh: gradient of H; d_last: of the last state's C and n (m is a constant), itself or its fields None without one.
-        saved: as `forward` returned it; arguments and options as given to it.
-        options: without `gate_gradients` df and di are None.
     """
     q, k, v, _, _, initial, skip = arguments
     gate = options.gate

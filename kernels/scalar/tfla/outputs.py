@@ -100,10 +100,8 @@ class ParallelSizes(NamedTuple):
 
     Attributes:
         scale: factor of Q.
-        batch, heads: B and H, heads of V.
         in_sharing, out_sharing: consecutive heads that share one of x and y, and one of z and the probe.
         T, d_in, d_out: steps, of documents places, and the dimensions of x and of out.
-        chunk_size: steps of a chunk.
         steps: of the tensors with rows.
     """
 
@@ -134,17 +132,13 @@ class OutputConfig:
 
     Attributes:
         reverse: rows are attended to by later steps (dK, dV).
-        states: chunks have states at their near edges.
         first_state: so has the first chunk met (an initial state, or the gradient of the last).
         normalize: H is divided by its denominator, whose inverse is written.
         stabilized: the denominator is at least exp(-m), not 1.
         has_denominator: the query's side is multiplied by `OutputVectors.inverse_denominator`.
         row_dots: dQ and dK, with the row sums of `OutputVectors`.
         n_gradient: dK gets gradients of the normaliser, `OutputVectors.n_states`.
-        skip: there is a skip connection.
         documents: vectors are of places of documents.
-        precision: Triton's input_precision of products.
-        tma: tensors are descriptors, but for out of documents.
         rows, cols: steps of a program, and steps of a tile of its loop.
         inner: columns of a tile of x and y. narrow: of x for its product with the state. outer: of out.
         whole: inner covers d_in.
@@ -202,14 +196,10 @@ class OutputPlace(NamedTuple):
     """A tile of out of one head.
 
     Attributes:
-        bh: batch * heads + head.
         b, h_in, h_out: batch, the head of x and y, and the head of z and the probe.
-        h: the head.
         row, column: the first step, or place, and the first column.
         span: of its sequence.
-        out_block: which block of columns.
         chunk, chunks: the chunk of the steps, and how many the sequence has.
-        r: (rows,), 0, 1, ...
         inside: (rows,), whether a step is one of the sequence.
         row_offset: of the tile's first step in `OutputGates` of tiles of `rows` steps.
         tile_offset: of the head's first tile of `cols` steps in `Gates.g`.
@@ -410,9 +400,6 @@ def weigh_others(s, col_weight, far, row_gates, config: tl.constexpr):
     """Weigh scores of steps of different tiles: by a query's factor, a key's and that of the tiles between.
 
     The order of the product is the same in all four roles.
-
-    Args:
-        far: float64, log gate of the tiles since the diagonal.
     """
     between = tl.exp((far + row_gates.far).to(tl.float32))
     if config.row_dots and config.rows > config.cols:
@@ -574,8 +561,6 @@ def parallel_outputs(
         probe: q for dQ, k for dK, whose dot products with out are the row sums; else None.
             Of documents out is a pointer: a tile must not write what lies behind one.
         states: (B * H * chunks, d_in, d_out), or (.., d_out, d_in) for dQ and dK, or None.
-        strides, gates, vectors: `Strides`, `OutputGates`, `OutputVectors`.
-        sizes: `ParallelSizes.as_argument`.
     """
     ROWS: tl.constexpr = config.rows
     COLS: tl.constexpr = config.cols
@@ -635,9 +620,7 @@ class Role(NamedTuple):
     Attributes:
         x, y, z: (B, H, T, d), or fewer heads.
         like: (B, H, T, d), or fewer heads, has the layout of out.
-        states: `EdgeStates` at the near edges of chunks.
         inverse_denominator: (B, H, T) float32, or None; H writes it.
-        reverse, normalize, stabilized: see `OutputConfig`.
         probe, skip, skip_dots: see the kernel and `OutputVectors`.
     """
 
@@ -759,12 +742,7 @@ def hidden(call: Call, inputs: Inputs, states: EdgeStates) -> tuple[Tensor, Tens
 
 
 def d_queries(call: Call, inputs: Inputs, states: EdgeStates, skip_dots: Tensor | None) -> tuple[Tensor, RowSums]:
-    """Return dQ like q, or of more heads if some share one, and the row sums q_t.dq_t.
-
-    Args:
-        states: of forward.
-        skip_dots: (B, H, T) float32, where dh_t.v_t goes of a call with a skip connection.
-    """
+    """Return dQ like q, or of more heads if some share one, and the row sums q_t.dq_t."""
     q, k, v, skip, dh, inverse = inputs
     assert dh is not None
     role = Role(dh, v, k, q, states._replace(n_states=None), inverse, reverse=False, probe=q, skip=skip)

@@ -103,11 +103,7 @@ class StateConfig:
         states: the state before each chunk is written.
         normalize: so are the normalisers.
         has_denominator: u is multiplied by `StateVectors.inverse_denominator`.
-        through: `StateVectors.through` is written.
         chunk_tiles: tiles of a chunk, the next power of two; 1 without `through`.
-        precision: Triton's input_precision of products.
-        tma: tensors are descriptors.
-        rows: steps of a tile.
         u, v: rows and columns of a tile of the state.
         documents: segments are documents, vectors are of places.
     """
@@ -142,13 +138,8 @@ class StatePlace(NamedTuple):
     """A tile of the state of one head, in one segment.
 
     Attributes:
-        bh: batch * heads + head.
-        b, h: batch and head.
         segments: of the sequence, or documents.
         segment_row: bh * segments + segment, or document * heads + head.
-        block: which tile of the state.
-        u_start, v_start: its first row and column.
-        u_offset: (u,), its rows.
         first, count: the segment's first tile of steps, and how many it has.
         tiles, chunks: of the sequence, of documents with gaps.
         shift: of documents, the place of a step less its number; else 0.
@@ -301,7 +292,6 @@ def add_normaliser(n_columns, weighted, rounded, keep, config: tl.constexpr):
     Args:
         n_columns: [u, 16] float32.
         weighted, rounded: [rows, u], weighted u in float32 and in its own dtype.
-        keep: what the state keeps.
     """
     ROWS: tl.constexpr = config.rows
     is_n = tl.arange(0, 16) == 0
@@ -327,7 +317,6 @@ def chunk_states(u, v, initial, states, ends, other, strides, vectors, sizes, co
         other: like states: the backward pass also reads the forward states and writes, for each chunk and each tile of
             the state, what passes through it, exp(g) sum(C before it * dC after it).
         strides: of u and of v, three each: of batch, head and time.
-        vectors, sizes, config: see `StateVectors`, `StateSizes.as_argument`, `StateConfig`.
     """
     ROWS: tl.constexpr = config.rows
     U: tl.constexpr = config.u
@@ -420,7 +409,6 @@ class ChunkInputs(NamedTuple):
         C, n: (B, H, d_qk, d_hv), (B, H, d_qk) float32, the state before the first chunk met; None is zero.
         inverse_denominator: (B, H, T) float32, of a normalised gate backward.
         other: the states of forward; backward only, see `SequenceStates.through`.
-        reverse: backward.
     """
 
     u: Tensor
