@@ -281,21 +281,7 @@ def _backward(  # noqa: PLR0913  an operator's schema
 
 
 @operators.register_fake("chunkwise_backward")
-def _fake_backward(
-    dh: Tensor,
-    dC_last: Tensor | None,
-    dn_last: Tensor | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    f: Tensor | None,
-    i: Tensor | None,
-    C: Tensor | None,
-    n: Tensor | None,
-    m: Tensor | None,
-    saved: Sequence[Tensor],
-    *others: Any,
-) -> list[Tensor]:
-    *_, skip, gate_gradients, _ = others
+def _fake_backward(dh: Tensor, dC_last: Tensor | None, dn_last: Tensor | None, *others: Any) -> list[Tensor]:
+    q, k, v, f, i, C, n, *_, skip, gate_gradients, _ = others
     gates = (f, i) if gate_gradients else ()
     return [torch.empty_like(x) for x in (q, k, v, *gates, C, n, skip) if x is not None]

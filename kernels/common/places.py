@@ -75,13 +75,7 @@ class SpreadConfig:
 
 @triton.jit(do_not_specialize=["places", "blocks"])
 def _spread(f, i, m_0, steps, placed, places, blocks, config: tl.constexpr, BLOCK: tl.constexpr):
-    """Write the gates of steps to their places; the last one of a gap has what the next document starts from.
-
-    Args:
-        f, i, m_0: `Given`.
-        steps: see `Places`.
-        placed: `Placed`.
-    """
+    """Write the gates of steps to their places; the last one of a gap has what the next document starts from."""
     head = (tl.program_id(0) // blocks).to(tl.int64)
     place = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
     inside = place < places
@@ -108,7 +102,6 @@ class Places:
     Attributes:
         bounds: where documents begin and end, [0, ..., T].
         tile: places of a tile.
-        tiles: how many there are, with gaps.
         steps: (tiles * tile,) int32, the step at each place, -1 for none; in the last place of the gap before document
             n -2 - n.
         of_steps: (T,) int64, the place of each step.

@@ -43,7 +43,6 @@ class Device(NamedTuple):
 
     Attributes:
         architecture: 90 is compute capability 9.0.
-        multiprocessors: on which programs run.
         bandwidth: of the memory, TB/s, in steps (`in_steps`). Only the choice of segments asks for it.
     """
 

@@ -94,7 +94,6 @@ class GradientsConfig:
     Attributes:
         first, last: the first chunk has a state before it; the last a gradient after it.
         gates: dg is written.
-        levels, reach, precision, tile, block: as in `scores.ScoresConfig`.
         hidden: columns of v and do at a time.
     """
 
@@ -113,9 +112,7 @@ class TileOfHead(NamedTuple):
     """A tile of steps and a block of channels of one head.
 
     Attributes:
-        bh: batch * heads + head.
         tile: of the head's sequence.
-        t, i: its steps and channels.
         chunk, chunks: the tile's chunk, and how many there are.
         first, end: the chunk's first tile, and the one after its last.
     """
@@ -240,13 +237,7 @@ def store_gate_sums(
 
 @triton.jit
 def tile_gradients(inputs, weighted_q, weighted_k, totals, states, written, scale, sizes, config: tl.constexpr):
-    """Write `Written` of one tile of steps and one block of channels of one head.
-
-    Args:
-        inputs: `GradientInputs`.
-        weighted_q, weighted_k, totals: of `scores.Weighted`.
-        states, written, sizes: `StatePair`, `Written`, `outputs.OutputSizes`.
-    """
+    """Write `Written` of one tile of steps and one block of channels of one head."""
     TILE: tl.constexpr = config.tile
     BLOCK: tl.constexpr = config.block
     T, d = sizes.T, sizes.d_qk
@@ -311,7 +302,6 @@ def gradients(
 
     Args:
         states: before chunks, and gradients after them.
-        crossing: of `states.ChunkStates`.
         edges: whether the first chunk has a state before it, and the last a gradient after it.
     """
     q, k, v, g, *_ = arguments

@@ -67,9 +67,7 @@ class StatesConfig:
     """Tell what `chunk_states` is compiled for.
 
     Attributes:
-        reverse: backward in time.
         initial, ends, states, crossing: which of `StateTensors` there are; ends go with decays, crossing with other.
-        u, v: rows and columns of a tile of the state.
     """
 
     reverse: bool
@@ -183,7 +181,6 @@ class StateTerms(NamedTuple):
         totals: (B * H, tiles, d_qk) float32.
         first: (B, H, d_qk, d_hv) float32 contiguous, the state before the first chunk met; None is zero.
         other: the states of forward; backward only.
-        reverse: backward.
     """
 
     x: Tensor

@@ -30,7 +30,6 @@ class Rows(NamedTuple):
     """A tensor (B, H, T, d) with contiguous columns.
 
     Attributes:
-        data: the tensor.
         b, h, t: its strides of batch, head and time.
         steps: of documents the step at each place, int32, negative for none (`common.places`); None for sequences.
     """
@@ -193,7 +192,6 @@ def pair_scores(q_given, k_given, log2, until, config: tl.constexpr):
     Args:
         q_given, k_given: [tile, block], in the dtype of the operands of products.
         log2: log decays of the tile; until: their sums up to each step.
-        config: has `tile`, `levels`, `reach` and `precision`.
     """
     if one_reference_does(q_given, k_given, log2, config):
         x, y, _, _ = weigh_by_one_reference(q_given, k_given, log2, until)

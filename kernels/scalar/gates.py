@@ -157,7 +157,6 @@ class GradientTensors(NamedTuple):
     """Name what gradients of gates are read from and written to, None where absent.
 
     Attributes:
-        qdq, q_within, kdk, k_within: row sums, see `RowSums`.
         sum_from, sum_before: (B, H, chunks, blocks) float32, sums of `crossing_summands` over the blocks of a chunk.
         df, di: (B, H, T); df of a gate that is one number a head (B, H, programs) float32.
     """
@@ -219,9 +218,7 @@ class GradientConfig:
     """Tell what `_gate_gradients` is compiled for.
 
     Attributes:
-        q_parts, k_parts, within_parts: parts of `RowSums`.
         given: log f is read, not worked out again.
-        chunks: chunks of a program.
     """
 
     activation: ActivationConfig

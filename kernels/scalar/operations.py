@@ -104,7 +104,6 @@ def retention(
         S_t = exp(log_decay) S_{t-1} + k_t v_t^T,   h_t = S_t^T q_t,   q scaled
 
     Args:
-        q, k, v, return_last_state, options: as for `mlstm_exp`.
         log_decay: (H,), <= 0, any floating dtype; None is `retnet_log_decays`.
     """
     if log_decay is None:
@@ -124,7 +123,6 @@ def gated_retention(
         S_t = sigmoid(f_t)^(1 / temperature) S_{t-1} + k_t v_t^T,   h_t = S_t^T q_t,   q scaled
 
     Args:
-        q, k, v, return_last_state, options: as for `mlstm_exp`.
         f: pre-activations of the forget gate (B, H, T), any floating dtype.
         temperature: > 0; the larger, the slower it forgets.
     """
@@ -141,7 +139,6 @@ def simple_gla(
         S_t = exp(g_t) S_{t-1} + k_t v_t^T,   h_t = S_t^T q_t,   q scaled
 
     Args:
-        q, k, v, return_last_state, options: as for `mlstm_exp`.
         g: log decays (B, H, T), <= 0, any floating dtype, such as logsigmoid of a projection; -inf starts a document.
     """
     return compute(q, k, v, g, None, SIMPLE_GLA, options, names=("g", "i"), return_last_state=return_last_state)
@@ -156,7 +153,6 @@ def lightning_attention(
         S_t = exp(-slope) S_{t-1} + k_t v_t^T,   h_t = S_t^T q_t,   q scaled
 
     Args:
-        q, k, v, return_last_state, options: as for `mlstm_exp`.
         slopes: (H,), >= 0, any floating dtype, such as `lightning_slopes`.
     """
     check_per_head("slopes", slopes, v, heads_of(v, options.get("layout", "bhtd")))
@@ -228,9 +224,7 @@ def lightning_slopes(heads: int, layer: int, layers: int, device: torch.device |
     """Return Lightning attention's slopes, 8 h / H (1 - layer / layers) for head h: (H,) float32.
 
     Args:
-        heads: H.
         layer: 0 ... layers - 1; the slopes of later ones are smaller.
-        layers: how many the network has.
 
     Raises:
         ValueError: there are no heads, or no such layer.
@@ -297,7 +291,6 @@ def mamba2_ssd_step(
 
     Args:
         x: (B, H, d_hv); dt: (B, H); A: (H,); B, C: (B, G, d_qk).
-        state: before the step; its C is (B, H, d_qk, d_hv).
         options: `Mamba2Terms` has D, z, dt_bias and dt_softplus, `StepOptions` the others; `scale` is 1 if not given.
     """
     if unknown := [name for name in options if name not in Mamba2StepOptions.__annotations__]:

@@ -79,8 +79,6 @@ def backward(
     """Return gradients (dq, dk, dv, df, di, dC_0, dn_0), None for what is absent, and dskip if there is a skip.
 
     Args:
-        dh: gradient of h; d_last: of the last state's C and n, None or with None fields where there is none.
-        saved: as `forward` returned it; arguments and options as given to it.
         options: without `gate_gradients` df and di are None, and the walks are faster by the row sums that these need.
     """
     q, k, v, f, i, initial, skip = arguments
@@ -189,11 +187,7 @@ def in_walks(
     inputs: WalkInputs, dh: Tensor, walks: tuple[plans.Walk, ...], states: WalkStates, *,
     gate_gradients: bool, places: WalkPlaces | None = None,
 ) -> KernelResults:  # fmt: skip
-    """Make gradients in walks: dq, then dk and dv, together or apart.
-
-    Args:
-        places: of documents, None for sequences.
-    """
+    """Make gradients in walks: dq, then dk and dv, together or apart."""
     q, k, v, _, skip, _ = inputs
     H = v.shape[1]
     of_dq, *others = walks

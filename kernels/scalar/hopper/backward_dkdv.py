@@ -727,13 +727,7 @@ def pair(
     q_desc, k_desc, v_desc, dh_desc, dk_desc, dv_desc, x_desc, y_desc, tensors, num_items, counts,
     config: gl.constexpr,
 ):  # fmt: skip
-    """Compute dK and dV of all work items, and dC after them; launched with 8 warps and maxnreg=128.
-
-    Args:
-        q_desc, k_desc: of blocks of q, k (B, heads, T, d_qk), 16 bits.
-        v_desc, dh_desc, dk_desc, dv_desc: of blocks of v, dh, dv (B, H, T, d_hv) and dk (B, H, T, d_qk), 16 bits.
-        x_desc, y_desc: of tiles of x, y (B, H, tiles * 64) float32.
-    """
+    """Compute dK and dV of all work items, and dC after them; launched with 8 warps and maxnreg=128."""
     VALUE_REGISTERS: gl.constexpr = config.value_registers
     program = allocate_program(num_items, counts, tensors, config, q_desc, x_desc)
     begin_kernel(independent=True)  # the walk for dq, launched just before, makes nothing that this one reads
@@ -762,8 +756,6 @@ def launch_dkdv(
 
     Args:
         inputs: of the walk for h; dv_t has skip dh_t added, if there is a skip.
-        dh: (B, H, T, d_hv), of v's dtype, as TMA takes it.
-        walk: over these segments; with more than one, `initial` holds the dC each of them starts from.
         initial, final: (B, H, segments, d_qk, d_hv) float32: read at the end of each segment, and written at its start,
             if given.
         row_sums: (parts, B, H, T) float32: those of k * dk as far as dk comes through dC go to the first part.

@@ -430,7 +430,6 @@ def launch_dqk(
     dk does not wait for the kernel launched just before, which must make nothing that this one reads.
 
     Args:
-        walk: over these segments; with more than one, `states.initial` has what each of them starts from.
         states: C or dC (B, H, segments, d_qk, d_hv) float32: initial is read before each segment, final written after.
         diagonal: (column pieces, B, H, T) float32, where dh_t . v_t of their columns goes; dq only.
     """

@@ -37,7 +37,6 @@ def launch_dv(inputs: WalkInputs, dh: Tensor, dv: Tensor, walk: Walk, *, initial
     """Write dv (B, H, T, d_hv), without waiting for the kernel launched just before: that makes nothing of the inputs.
 
     Args:
-        walk: over these segments; with more than one, `initial` has what each of them starts from.
         initial: dC (B, H, segments, d_qk, d_hv) float32, or None for zero.
     """
     q, k, _, exponents, skip, documents = inputs

@@ -54,12 +54,10 @@ class WalkConfig(KernelConfig, WalkShape):
     """Describe what a walk for h, dv, dq or dk is compiled for, see `state_walk`.
 
     Attributes:
-        d_qk, d_hv: head dimensions.
         defer_decay: multiply the state by its decay only once that is due, see `state.split_decay`.
         transposed: the state is C^T or dC^T (h, dv), not C or dC (dq, dk).
         reverse: walk backward in time (dv, dk).
         row_sums: write the row sums of dq or dk too, see `backward_dqk`.
-        normalise: divide H by max(|n . q|, exp(-m)).
         skip: add skip V to H, or skip dH to dV, a number a head.
         store_diagonal: write the products of query and key of the same step.
         keep_states: store the states that the segments of another cut start from.

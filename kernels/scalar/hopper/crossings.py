@@ -156,13 +156,7 @@ def _entering(made, starts, number, rows, segments, elements, config: tl.constex
 
 @triton.jit(do_not_specialize=["rows", "tiles", "segments", "elements"])
 def _tile_sums(qdq, kdk, made, starts, rows, T, tiles, segments, elements, config: tl.constexpr):
-    """Write A and B of 16 tiles of a row of batch and head, or a piece of X before a segment.
-
-    Args:
-        qdq, kdk: `RowSums`.
-        made: `TileSums`, of `rows` rows.
-        starts: `Starts`, of matrices of `elements`.
-    """
+    """Write A and B of 16 tiles of a row of batch and head, or a piece of X before a segment."""
     if config.overlap:
         gdc_wait()
         gdc_launch_dependents()
@@ -190,7 +184,6 @@ def _pass_tiles(sums, g, through, gaps, rows, tiles, segments, segment_tiles, co
     """Write Y of every tile of a segment, or of a document.
 
     Args:
-        sums: `TileSums`; g, through: (rows, tiles).
         gaps: of documents, the tiles before each and behind the last one.
         segment_tiles: of a segment; the first one has what remains.
     """
@@ -258,7 +251,6 @@ def through_tiles(sums: TileSums, g: Tensor, cut: Segments, gaps: Tensor | None 
     """Return the sum that passes each tile, Y, (B, H, tiles) float32.
 
     Args:
-        sums: as `tile_sums` made them.
         g: base-2 log gates of tiles, (B, H, tiles).
         cut: as given to that; of documents, a segment has as many tiles as the longest.
         gaps: of documents, the tiles before each and behind the last one, where nothing is written.

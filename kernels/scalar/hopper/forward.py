@@ -144,9 +144,6 @@ def walk_forward(
     """Compute H of all work items, and the states after them; launched with 4 warps and maxnreg=128.
 
     Args:
-        q_desc, k_desc, v_desc, h_desc: of blocks of q, k (B, heads, T, d_qk) and v, h (B, H, T, d_hv), 16 bits.
-        gates: `Exponents`.  states: `States`.
-        num_items, num_steps, num_tiles, counts: of a `Schedule`.
         skip_ptr: (H,) float32, read if `config.skip`.
     """
     schedule = Schedule(num_items, num_steps, num_tiles, counts)
@@ -158,11 +155,7 @@ def walk_forward_normalised(
     q_desc, k_desc, v_desc, h_desc, gates, states, norm, num_items, num_steps, num_tiles, counts,
     config: gl.constexpr,
 ):  # fmt: skip
-    """Compute what `walk_forward` does, divided by the denominators, and n after the work items.
-
-    Args:
-        norm: `NormaliserTensors`; the others as of `walk_forward`.
-    """
+    """Compute what `walk_forward` does, divided by the denominators, and n after the work items."""
     REGISTERS: gl.constexpr = config.state_registers
     SCORE_REGISTERS: gl.constexpr = config.score_registers
     schedule = Schedule(num_items, num_steps, num_tiles, counts)
@@ -207,9 +200,6 @@ def launch_walk(
     """Write h (B, H, T, d_hv), and the states that are asked for.
 
     Args:
-        walk: over these segments; with more than one, `states` has what each of them starts from.
-        states: what is None is neither read nor written.
-        norm: divide h by the denominators.
         independent: the kernel launched just before makes nothing that this one reads, so it need not wait for it.
     """
     q, k, v, gates, skip, documents = inputs
@@ -297,7 +287,6 @@ def _walk_segments(launch: Any, inputs: WalkInputs, plan: plans.Forward, before:
 
     Args:
         launch: takes a walk, the `Matrices` before and after its segments, and options of `launch_walk`.
-        before: the states before the first step.
     """
     k, v, e = inputs[1:4]
 

@@ -344,7 +344,6 @@ def launch_packed_heads(inputs: WalkInputs, h: Tensor, walk: Walk, states: State
 
     Args:
         inputs: without a normaliser; d_qk and d_hv are 64, PACK or more heads of v share one of q and k.
-        walk: over these segments; with more than one, `states` has what each of them starts from.
         states: what is None is neither read nor written; none are kept.
     """
     q, k, v, gates, skip, _ = inputs

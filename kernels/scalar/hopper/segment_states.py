@@ -81,7 +81,6 @@ class StatePassProgram:
 
     Fields:
         schedule: its heads are packs of `config.num_heads`.
-        work: the program's only work item.
         gates: pointers to x, y (B, H, tiles * 64) and g (B, H, tiles).
         n_ptr: (B, H, segments, d_qk), n after each segment, written if `config.normalise`.
     """
@@ -371,7 +370,6 @@ def accumulate(
     """Add up the states of segments, one work item a program; launched with 4 warps and maxnreg=168.
 
     Args:
-        qk_desc, hv_desc: of blocks of qk (B, heads, T, d_qk) and hv (B, H, T, d_hv), 16 bits.
         kept_desc: of the states before every tile, (B, H, tiles, d_qk, d_hv) in the dtype of qk, written if
             `config.keep_states`.
         n_ptr: (B, H, segments, d_qk) float32, written if `config.normalise`.
@@ -494,7 +492,6 @@ class StateInputs(NamedTuple):
     Attributes:
         qk: (B, H or fewer, T, d_qk), k or backward q, each head for consecutive ones of hv.
         hv: (B, H, T, d_hv), v or backward dh. Both bfloat16 or float16, as TMA takes them (`tfla.tiles.aligned`).
-        exponents: of the gates.
     """
 
     qk: Tensor

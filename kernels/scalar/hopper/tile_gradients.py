@@ -154,8 +154,6 @@ class TileItem:
     Fields:
         pack: the number of these heads among as many others, a head of dQ and dK.
         first_head: the first of these heads.
-        first_row: batch * num_heads + first_head.
-        turn: the number of the item among those of the program.
     """
 
     batch: gl.tensor
@@ -405,7 +403,6 @@ def add_head(program, work, n, i, dq, dk, g, sums_smem):
 
     Args:
         dq, dk: [64, 64] float32 accumulators.
-        g: of the head.
         sums_smem: [2, 64] float32, sums over rows, of one head while another's are read.
     """
     config: gl.constexpr = program.config
@@ -525,10 +522,7 @@ def gradients(
     """Compute the gradients of all work items; launched with 4 warps and maxnreg=128.
 
     Args:
-        q_desc, k_desc: of blocks of q, k (B, heads, T, 64), 16 bits.
-        v_desc, dh_desc, dv_desc: of blocks of v, dh, dv (B, H, T, 64), 16 bits.
         C_desc, dC_desc: of C before and dC after every tile, (B, H, tiles, d_qk, d_hv), 16 bits.
-        x_desc, y_desc: of tiles of x, y (B, H, tiles * 64) float32.
         dq_desc, dk_desc: of blocks of dq, dk (B, H / call.config.num_heads, T, 64), 16 bits.
     """
     program = allocate_program(call, q_desc, C_desc, x_desc)
@@ -573,7 +567,6 @@ def launch_gradients(
 
     Args:
         inputs: of the walk for h, with head dimensions of 64; dv_t has skip dh_t added, if there is a skip.
-        dh: (B, H, T, 64), of v's dtype, as TMA takes it.
         states: C before and dC after every tile, as `launch_kept_states` makes them; dC may lie where dv goes.
     """
     q, k, v, exponents, skip, _ = inputs

@@ -51,7 +51,6 @@ class Walk:
         name: of what it makes: "h", "dq", "dk", "dv" or "dk, dv".
         columns: dimension of U and W, summed over; more than 256 are divided among programs.
         rows: dimension of Z and of the output.
-        cut: the segments of a sequence.
         segments: those that it walks over.
         kept: the segments for which h writes states down, where they are others: see
             docs/decisions/2026-11-25-kept-states.md.
@@ -357,7 +356,6 @@ def backward(
     """Return what backward launches.
 
     Args:
-        chunk_size: steps of a segment.
         gate_gradients: with row sums, of which those of the gates are made.
         end: the gradient of the initial state is asked for.
         of_last_n: the last normaliser has a gradient.
@@ -388,12 +386,7 @@ def _backward_walks(walk: Callable[..., Walk], d_qk: int, d_hv: int, *, gate_gra
 
 
 class OfDocuments(NamedTuple):
-    """Name the launches for documents that lie end to end along T, each a segment that has states of its own.
-
-    Attributes:
-        h: of forward.
-        walks: of backward, see `Backward`.
-    """
+    """Name the launches for documents that lie end to end along T, each a segment that has states of its own."""
 
     h: Walk
     walks: tuple[Walk, ...]
@@ -427,8 +420,6 @@ def takes_documents(sizes: Sizes, device: Device, lengths: list[int], *, states:
     share a long document.
 
     Args:
-        sizes: of the documents end to end.
-        lengths: their steps.
         states: whether states go in or out.
     """
     walk = of_documents(sizes, device, len(lengths)).h

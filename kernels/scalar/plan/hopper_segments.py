@@ -60,7 +60,6 @@ class Parts(NamedTuple):
     """The parts into which a state pass cuts segments, for more programs.
 
     Attributes:
-        cut: parts as the segments of a sequence.
         per_segment: parts of every segment but the first, which has what remains.
         added: the parts whose states are added up.
     """
@@ -162,7 +161,6 @@ class Shape(NamedTuple):
 
     Attributes:
         sizes: with the next power of two of a sequence's tiles. The batch may be a symbol.
-        norm: with a normaliser.
         bandwidth: of memory, TB/s.
     """
 
@@ -199,7 +197,6 @@ class TileTimes(NamedTuple):
     """Times that programs take for a tile, us.
 
     Attributes:
-        programs: how many there are.
         alone: of a tile of each, if programs only wait for themselves.
         memory: the same, if they only wait for memory, and the chip is full of them.
         more: by what fewer programs take more than their share of that.

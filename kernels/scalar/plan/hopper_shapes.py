@@ -212,7 +212,6 @@ class StatePassShape:
 
     Attributes:
         blocks_qk, blocks_hv: blocks of 64 columns of k or q, and of v or dh, in a tile.
-        num_heads: heads of a program.
         num_stages: tiles that shared memory holds at a time.
     """
 
