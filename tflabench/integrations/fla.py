@@ -18,6 +18,7 @@ REPLACED = {
     "fused_chunk_simple_gla": ours.chunk_simple_gla,
     "fused_chunk_retention": ours.chunk_retention,
 }
+LAYERS = ("gla", "simple_gla", "multiscale_retention", "yoco")  # modules that have these functions
 STEPS = "its kernel for single tokens and short sequences; it continues from the states that ours return"
 ATTENTION = "it returns attention scores, which ours never have"
 LEFT = {
@@ -34,19 +35,11 @@ LEFT = {
 def plan(handle: Installed, force: bool) -> list[Replacement]:
     """Return what to replace."""
     ops: Any = importlib.import_module("fla.ops")
-    for layer in (
-        "gla",
-        "simple_gla",
-        "multiscale_retention",
-        "yoco",
-    ):  # so that they are among the modules that have them
+    for layer in LAYERS:
         importlib.import_module(f"fla.layers.{layer}")
     handle.left.update(LEFT)
-    replacements: list[Replacement] = []
-    for name, function in REPLACED.items():
-        original = getattr(ops, name)
-        replacements += wherever(ops, name, stand_in(handle, original, function, refuses))
-    return replacements
+    served = {name: stand_in(handle, getattr(ops, name), ours, refuses) for name, ours in REPLACED.items()}
+    return [replacement for name, ours in served.items() for replacement in wherever(ops, name, ours)]
 
 
 def refuses(*args: Any, **named: Any) -> str | None:

@@ -81,12 +81,33 @@ def one_step(
         more: dict[str, Any] = {"state_dtype": state_dtype, "scale": scale}
         h, last = sequence(q[:, :, None], k[:, :, None], v[:, :, None], i, f, states, **more)
         return h[:, :, 0], last
-    found: Any = _state(q[:, :, None], v[:, :, None], states, MLSTM_EXP)
-    before = State(*(x.contiguous() for x in found))
+    given: Any = _state(q[:, :, None], v[:, :, None], states, MLSTM_EXP)
+    before = State(*(x.contiguous() for x in given))
     after = State(*(torch.empty_like(x) for x in before if x is not None))
     with torch.no_grad():
         h = step(q, k, v, f[..., 0], i[..., 0], before, gate=MLSTM_EXP, out=after, scale=scale)
     return h.to(q.dtype), _as_theirs(after, state_dtype)
+
+
+def infer(
+    state_dtype: torch.dtype, q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, **initial: Tensor | None
+) -> tuple[Tensor, LastStates]:
+    """Compute a decode step where T is 1, or else a sequence, as the inference mode of the libraries does.
+
+    Args:
+        state_dtype: of the states returned.
+        initial: c_initial, n_initial and m_initial, each None for zeros; all else as for `sequence`.
+
+    Raises:
+        ValueError: q has no steps.
+    """
+    if q.shape[2] == 0:
+        raise ValueError("q has no steps: there must be one at least")
+    states = initial.get("c_initial"), initial.get("n_initial"), initial.get("m_initial")
+    if q.shape[2] > 1:
+        return sequence(q, k, v, i, f, states, state_dtype=state_dtype)
+    h, last = one_step(q[:, :, 0], k[:, :, 0], v[:, :, 0], i, f, states, state_dtype=state_dtype)
+    return h[:, :, None], last
 
 
 def _state(q: Tensor, v: Tensor, states: States, gate: Gate) -> State:

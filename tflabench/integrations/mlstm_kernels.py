@@ -29,7 +29,7 @@ def plan(handle: Installed, force: bool) -> list[Replacement]:
     for kind, module, registry_name, ours in (
         ("chunkwise", "chunkwise", "registry", {"": chunkwise_exp, "_siging": chunkwise_sig}),
         ("parallel", "parallel", "registry", {}),
-        ("sequence", "recurrent", "registry_sequence", {"": sequence}),
+        ("sequence", "recurrent", "registry_sequence", {"": chunkwise_exp}),
         ("step", "recurrent", "registry_step", {"": step}),
     ):
         registry: dict[str, Callable[..., Any]] = getattr(_library(module), registry_name)
@@ -61,16 +61,17 @@ def chunkwise_exp(
     c_initial: Tensor | None = None, n_initial: Tensor | None = None, m_initial: Tensor | None = None,
     return_last_states: bool = False, **tuning: Any,
 ) -> Tensor | tuple[Tensor, tuple[Tensor, ...]]:  # fmt: skip
-    """Compute mLSTMexp with the arguments of the library's chunkwise kernels, at any length.
+    """Compute mLSTMexp with the arguments of the library's kernels of sequences, at any length.
 
     Args:
         q, k: (B, H, T, d_qk); v: (B, H, T, d_hv); i, f: (B, H, T).
         c_initial, n_initial, m_initial: (B, H, d_qk, d_hv), (B, H, d_qk) and (B, H, 1), None for zeros.
         return_last_states: return (h, (C, n, m)) instead of h.
-        tuning: chunk sizes, warps, dtypes and eps of the library's kernels, without effect here.
+        tuning: `dtype_state`, of the states returned (None is float32); chunk sizes, warps, other dtypes and eps of the
+            library's kernels, without effect here.
     """
-    states = (c_initial, n_initial, m_initial)
-    h, last = mlstm.sequence(q, k, v, i, f, states, return_last_states=return_last_states)
+    states, dtype = (c_initial, n_initial, m_initial), tuning.get("dtype_state")
+    h, last = mlstm.sequence(q, k, v, i, f, states, state_dtype=dtype, return_last_states=return_last_states)
     return (h, last) if return_last_states else h
 
 
@@ -92,33 +93,20 @@ def chunkwise_sig(
     return (h, last[:2]) if return_last_states else h
 
 
-def sequence(
-    q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor,
-    c_initial: Tensor | None = None, n_initial: Tensor | None = None, m_initial: Tensor | None = None,
-    return_last_states: bool = False, **others: Any,
-) -> Tensor | tuple[Tensor, tuple[Tensor, ...]]:  # fmt: skip
-    """Compute `chunkwise_exp`, with the states in `dtype_state`, one of `others`; None is float32."""
-    states = (c_initial, n_initial, m_initial)
-    more: dict[str, Any] = {"state_dtype": others.get("dtype_state"), "return_last_states": return_last_states}
-    h, last = mlstm.sequence(q, k, v, i, f, states, **more)
-    return (h, last) if return_last_states else h
-
-
 def step(
-    q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, c: Tensor, n: Tensor, m: Tensor, **others: Any
+    q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, c: Tensor, n: Tensor, m: Tensor, **tuning: Any
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Compute one step of mLSTMexp with the arguments of the library's step kernels.
 
     Args:
         q, k: (B, H, d_qk); v: (B, H, d_hv); i, f: (B, H, 1).
         c, n, m: the states before the step, which stay as they are: (B, H, d_qk, d_hv), (B, H, d_qk), (B, H, 1).
-        others: dtype_state, of the states returned; None is float32. eps has no effect.
+        tuning: as for `chunkwise_exp`.
 
     Returns:
         h (B, H, d_hv), and the states after the step.
     """
-    h, last = mlstm.one_step(q, k, v, i, f, (c, n, m), state_dtype=others.get("dtype_state"))
-    return h, last
+    return mlstm.one_step(q, k, v, i, f, (c, n, m), state_dtype=tuning.get("dtype_state"))
 
 
 def _library(module: str) -> Any:
@@ -147,7 +135,7 @@ def _infer(handle: Installed, backend: Any, native: Callable[[], Any]) -> Any:
     if _too_large_eps(handle, backend) or "siging" in backend.config.chunkwise_kernel:
         return native()
     handle.count()
-    return functools.partial(_inference, getattr(torch, backend.config.inference_state_dtype))
+    return functools.partial(mlstm.infer, getattr(torch, backend.config.inference_state_dtype))
 
 
 def _too_large_eps(handle: Installed, backend: Any) -> bool:
@@ -155,25 +143,3 @@ def _too_large_eps(handle: Installed, backend: Any) -> bool:
         return False
     handle.leave("mLSTMBackend", mlstm.TOO_LARGE_EPS)
     return True
-
-
-def _inference(
-    state_dtype: torch.dtype, q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, **initial: Tensor | None
-) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Compute a decode step, or a sequence of any length, and the states after it.
-
-    Args:
-        state_dtype: of the states returned.
-        q, k: (B, H, T, d_qk); v: (B, H, T, d_hv); i, f: (B, H, T); T >= 1.
-        initial: c_initial, n_initial and m_initial, None for zeros.
-    """
-    T = q.shape[2]
-    if T == 0:
-        raise ValueError("q has no steps: there must be one at least")
-    states = initial.get("c_initial"), initial.get("n_initial"), initial.get("m_initial")
-    if T > 1:
-        h, last = mlstm.sequence(q, k, v, i, f, states, state_dtype=state_dtype)
-        return h, last
-    q, k, v = (x[:, :, 0] for x in (q, k, v))
-    h, last = mlstm.one_step(q, k, v, i, f, states, state_dtype=state_dtype)
-    return h[:, :, None], last

@@ -62,28 +62,13 @@ def _train(
         return_last_states: return the states too, in the dtype of key, as it does.
         initial: c_initial, n_initial and m_initial, None for zeros.
     """
-    more: dict[str, Any] = {"state_dtype": key.dtype, "return_last_states": return_last_states}
-    h, last = mlstm.sequence(query, key, value, igate, fgate, _initial(**initial), **more)
-    return (h, last) if return_last_states else h
+    options: dict[str, Any] = {"dtype_state": key.dtype, "return_last_states": return_last_states}
+    return mlstm_kernels.chunkwise_exp(query, key, value, igate, fgate, **initial, **options)
 
 
 def _infer(
     config: Any, query: Tensor, key: Tensor, value: Tensor, igate: Tensor, fgate: Tensor, **initial: Tensor | None
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Compute what `wrap_chunkwise_arbitrary_sequence_length` does: a decode step, or a sequence, and the states."""
-    T = query.shape[2]
-    if T == 0:
-        raise ValueError(f"Received empty sequence (sequence_length={T}), require at least single element.")
     dtype = getattr(torch, config.inference_state_dtype)
-    states = _initial(**initial)
-    if T > 1:
-        h, last = mlstm.sequence(query, key, value, igate, fgate, states, state_dtype=dtype)
-        return h, last
-    h, last = mlstm.one_step(query[:, :, 0], key[:, :, 0], value[:, :, 0], igate, fgate, states, state_dtype=dtype)
-    return h[:, :, None], last
-
-
-def _initial(
-    c_initial: Tensor | None = None, n_initial: Tensor | None = None, m_initial: Tensor | None = None
-) -> mlstm.States:
-    return c_initial, n_initial, m_initial
+    return mlstm.infer(dtype, query, key, value, igate, fgate, **initial)

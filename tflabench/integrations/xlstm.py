@@ -23,14 +23,14 @@ def plan(handle: Installed, force: bool) -> list[Replacement]:
     """Return what to replace."""
     cell: Any = importlib.import_module("xlstm.blocks.mlstm.cell")
     handle.left.update(LEFT)
-    found = mlstm_kernels.backend(handle)
+    replacements = mlstm_kernels.backend(handle)
     for name, ours, native in (
         ("backend_fn", parallel, cell.parallel_stabilized_simple),
         ("backend_fn_step", step, cell.recurrent_step_stabilized_simple),
     ):
         read = functools.partial(_instead, handle, ours, native)
-        found.append(Replacement(f"mLSTMCell.{name}", cell.mLSTMCell, name, kept_by_instances(name, read)))
-    return found
+        replacements.append(Replacement(f"mLSTMCell.{name}", cell.mLSTMCell, name, kept_by_instances(name, read)))
+    return replacements
 
 
 def _instead(
