@@ -7,14 +7,15 @@ of pre-activations; the delta rules normalise q and k inside their kernels.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Literal
 
 from tflabench.baselines.packages import EINOPS, import_inner, refuse, require_capability
-from tflabench.implementations.adapter import Case, Implementation, Owner, SuffixSum, Unsupported, draw
+from tflabench.baselines.recurrences import decay_gradient_as_summed
+from tflabench.implementations.adapter import Case, Implementation, Owner, Unsupported, attention_inputs, decayed_inputs
 from tflabench.implementations.packages import installed, package_version
 from tflabench.problem import Problem
 from tflabench.theory import linear_attention
@@ -30,7 +31,6 @@ NEEDS = {"fla": "pip install flash-linear-attention==0.6.0", "triton": "pip inst
 PACKAGE, PARTS = "flash-linear-attention", ("fla-core",)
 OWNER = Owner("fla", "green")
 CHUNK_SIZE = 64  # what fla uses by itself
-GATE_SHIFT = 3.0  # decays mostly near 1, as the bundled kernels' inputs have them
 NORM_EPS = 1e-6  # of fla's l2norm
 
 
@@ -137,7 +137,6 @@ def build(op: Op, problem: Problem, device: torch.device) -> Case:
         Unsupported: this version of fla has the function no more, or refuses its backward pass on this GPU.
     """
     import torch
-    from torch.nn.functional import logsigmoid
 
     require_capability(device, 8)
     function = getattr(module_of(op), op.function)
@@ -146,20 +145,13 @@ def build(op: Op, problem: Problem, device: torch.device) -> Case:
     if op.broken_backward and problem.pass_ == "fwbw" and device.type == "cuda":
         require_sound_triton(device)
 
-    steps = (problem.batch, problem.seq_len, problem.heads)
-    shapes: dict[str, Sequence[int]] = {
-        "q": (*steps, problem.d_qk),
-        "k": (*steps, problem.d_qk),
-        "v": (*steps, problem.d_hv),
-    }
+    gates: dict[str, tuple[int, ...]] = {"beta": ()} if op.delta else {}
     if isinstance(op.decay, str):
-        shapes["g"] = (*steps, problem.d_qk) if op.decay == "channel" else steps
+        inputs = decayed_inputs(problem, device, g=(problem.d_qk,) if op.decay == "channel" else (), **gates)
+    else:
+        inputs = attention_inputs(problem, device, "bthd", **gates)
     if op.delta:
-        shapes["beta"] = steps
-    inputs = draw(problem, device, shapes, {"g": GATE_SHIFT})
-    for name, activation in (("g", logsigmoid), ("beta", torch.sigmoid)):
-        if name in inputs:
-            inputs[name] = activation(inputs[name].detach()).requires_grad_(inputs[name].requires_grad)
+        inputs["beta"] = torch.sigmoid(inputs["beta"].detach()).requires_grad_(inputs["beta"].requires_grad)
     arguments = dict(inputs)
     if callable(op.decay):  # a slice of the heads still knows which they are
         inputs["head"] = torch.arange(problem.heads, dtype=torch.float32, device=device)
@@ -169,7 +161,7 @@ def build(op: Op, problem: Problem, device: torch.device) -> Case:
         forward=lambda: function(**arguments, **options)[0],
         oracle=partial(oracle, op, problem.heads),
         layout="bthd",
-        as_kernels_do=decay_gradient_as_summed if op.summed_decay_gradient else None,
+        as_kernels_do=partial(decay_gradient_as_summed, "g") if op.summed_decay_gradient else None,
         details={"kernel": f"fla.ops.{op.module}.{op.function}"},
     )
 
@@ -192,17 +184,6 @@ def oracle(op: Op, heads: int, inputs: Mapping[str, Tensor]) -> Tensor:
         log_decay = g if op.decay == "channel" else g[..., None]
     beta = inputs["beta"].transpose(1, 2) if op.delta else None
     return recurrence(q, k, v, log_decay, beta, scale=q.shape[-1] ** -0.5).transpose(1, 2)
-
-
-def decay_gradient_as_summed(inputs: Mapping[str, Tensor], results: Mapping[str, Tensor]) -> dict[str, SuffixSum]:
-    """Return dg of scalar decays: q.dq - k.dk over the rest of the sequence, so that its error grows with that."""
-    import torch
-
-    if "dg" not in results:
-        return {}
-    work = torch.promote_types(inputs["q"].dtype, torch.float32)
-    q, k = (inputs[name].detach().to(work) for name in "qk")
-    return {"dg": SuffixSum((q * results["dq"] - k * results["dk"]).sum(-1))}
 
 
 def require_sound_triton(device: torch.device) -> None:

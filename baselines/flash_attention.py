@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from tflabench.baselines import sdpa
 from tflabench.baselines.packages import EINOPS, refuse, require_capability
-from tflabench.implementations.adapter import ATTENTION, Case, Implementation, draw
+from tflabench.implementations.adapter import ATTENTION, Case, Implementation, attention_inputs
 from tflabench.problem import Problem
 
 if TYPE_CHECKING:
@@ -79,10 +79,7 @@ def build(version: Version, problem: Problem, device: torch.device) -> Case:
     """Return the Case of a version of FlashAttention."""
     require_capability(device, version.lowest, version.highest)
     attention = importlib.import_module(version.module).flash_attn_func
-    tokens = (problem.batch, problem.seq_len, problem.heads)
-    inputs = draw(
-        problem, device, {"q": (*tokens, problem.d_qk), "k": (*tokens, problem.d_qk), "v": (*tokens, problem.d_hv)}
-    )
+    inputs = attention_inputs(problem, device)
     q, k, v = inputs.values()
 
     def forward() -> Tensor:

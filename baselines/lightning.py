@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tflabench.baselines.packages import EINOPS, refuse, require_capability
-from tflabench.implementations.adapter import OTHERS, Case, Implementation, draw
+from tflabench.implementations.adapter import OTHERS, Case, Implementation, attention_inputs
 from tflabench.problem import Problem
 from tflabench.theory import linear_attention
 from tflabench.theory.cost import Cost
@@ -41,10 +41,7 @@ def build(problem: Problem, device: torch.device) -> Case:
 
     require_capability(device, 8)
     attention = importlib.import_module(MODULE).lightning_attn_func
-    tokens = (problem.batch, problem.heads, problem.seq_len)
-    inputs = draw(
-        problem, device, {"q": (*tokens, problem.d_qk), "k": (*tokens, problem.d_qk), "v": (*tokens, problem.d_hv)}
-    )
+    inputs = attention_inputs(problem, device, "bhtd")
     q, k, v = inputs.values()
     inputs["head"] = torch.arange(problem.heads, dtype=torch.float32, device=device)
     slopes = slope(inputs["head"], problem.heads)[:, None, None]

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from tflabench.baselines.packages import EINOPS, import_inner, refuse, require_capability
 from tflabench.implementations.adapter import Case, Implementation, Owner, draw
+from tflabench.implementations.bundled import mamba2_inputs, mamba2_parameters
 from tflabench.problem import Problem
 from tflabench.theory import linear_attention
 from tflabench.theory.cost import Cost
@@ -38,32 +39,14 @@ CONV_NEEDS = {**SSD_NEEDS, "causal_conv1d": "pip install --no-build-isolation ca
 
 CHUNK_SIZE = 256  # mamba-ssm's own, and the paper's
 CONV_WIDTH = 4
-STEP_BIAS = -4.0  # time steps of about softplus(-4) = 0.02
 LARGEST_STATE = 256
 SCAN_FLOPS = 7  # of Mamba, a state and step: exp(dt A) 2, its product with h 1, + dt u B 2, C h 2
 SCAN_BACKWARD_FLOPS = 22  # dh = C dy + exp(dt A) dh 4, dC 2, dB 2, du 2, ddt 4, dA 3, with h again 5
-DECAYS = 16  # A of the heads of Mamba 2 runs from -1 to -16, and starts again
 
 
 def _ssd_module() -> ModuleType:
     """Return the module of Mamba 2's Triton kernels; mamba_ssm itself needs a compiled scan, which may not be built."""
     return import_inner(SSD_MODULE)
-
-
-def _parameters(problem: Problem, device: torch.device, size: int) -> dict[str, Tensor]:
-    """dt_bias and D (size,), float32 as in models, and exact in 16 bits."""
-    import torch
-
-    make = partial(torch.full, (size,), device=device, dtype=torch.float32, requires_grad=problem.pass_ == "fwbw")
-    return {"dt_bias": make(fill_value=STEP_BIAS), "D": make(fill_value=1.0)}
-
-
-def _head_decays(problem: Problem, device: torch.device) -> Tensor:
-    """Return A (H,) of Mamba 2, float32."""
-    import torch
-
-    decays = -(1.0 + torch.arange(problem.heads, dtype=torch.float32, device=device) % DECAYS)
-    return decays.requires_grad_(problem.pass_ == "fwbw")
 
 
 def build_scan(problem: Problem, device: torch.device) -> Case:
@@ -77,7 +60,8 @@ def build_scan(problem: Problem, device: torch.device) -> Case:
     inputs = draw(problem, device, {"u": steps, "dt": steps, "B": shared, "C": shared})
     for name in ("B", "C"):  # time before state, as the gate wants to cut it; in memory as the kernel wants it
         inputs[name] = inputs[name].detach().mT.requires_grad_(inputs[name].requires_grad)
-    inputs |= _parameters(problem, device, channels)
+    parameters = mamba2_parameters(channels, problem, device)
+    inputs |= {name: parameters[name] for name in ("dt_bias", "D")}
     u, dt, B, C, dt_bias, D = inputs.values()
     A = _state_decays(channels, states, torch.float32, device).requires_grad_(problem.pass_ == "fwbw")
     return Case(
@@ -113,12 +97,8 @@ def build_ssd(problem: Problem, device: torch.device) -> Case:
     """Mamba 2: x (B, T, H, P), dt (B, T, H), B and C (B, T, 1, N)."""
     require_capability(device, 8)
     scan = _ssd_module().mamba_chunk_scan_combined
-    steps = (problem.batch, problem.seq_len)
-    shared = (*steps, 1, problem.d_qk)
-    shapes = {"x": (*steps, problem.heads, problem.d_hv), "dt": (*steps, problem.heads), "B": shared, "C": shared}
-    inputs = draw(problem, device, shapes) | _parameters(problem, device, problem.heads)
-    inputs["A"] = _head_decays(problem, device)
-    x, dt, B, C, dt_bias, D, A = inputs.values()
+    inputs = mamba2_inputs(problem, device)
+    x, dt, B, C, A, D, dt_bias = inputs.values()
     chunk_size = problem.chunk_size or CHUNK_SIZE
     return Case(
         inputs=inputs,
@@ -151,8 +131,8 @@ def build_conv(problem: Problem, device: torch.device) -> Case:
     inner, mixed = problem.heads * problem.d_hv, problem.heads * problem.d_hv + 2 * problem.d_qk
     inputs = draw(problem, device, {"zxbcdt": (problem.batch, problem.seq_len, 1, inner + mixed + problem.heads)})
     (zxbcdt,) = inputs.values()
-    inputs |= _parameters(problem, device, problem.heads) | {"A": _head_decays(problem, device)}
-    dt_bias, D, A = (inputs[name] for name in ("dt_bias", "D", "A"))
+    inputs |= mamba2_parameters(problem.heads, problem, device)
+    A, D, dt_bias = (inputs[name] for name in ("A", "D", "dt_bias"))
     weight, bias = draw(problem, device, {"conv": (mixed, CONV_WIDTH), "conv_bias": (mixed,)}).values()
     weight = (weight.detach() / 2).requires_grad_(problem.pass_ == "fwbw")
     chunk_size = problem.chunk_size or CHUNK_SIZE

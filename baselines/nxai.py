@@ -14,7 +14,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from tflabench.baselines.packages import EINOPS, refuse
-from tflabench.implementations.adapter import Case, Formulation, Implementation, Owner, SuffixSum
+from tflabench.baselines.recurrences import decay_gradient_as_summed
+from tflabench.implementations.adapter import Case, Formulation, Implementation, Owner
 from tflabench.implementations.mlstm import GATES, GateName, sequence_inputs, sequence_oracle
 from tflabench.implementations.packages import installed_version
 from tflabench.problem import Problem
@@ -83,21 +84,6 @@ KERNELS = (
 )
 
 
-def forget_gate_as_kernels_do(inputs: Mapping[str, Tensor], results: Mapping[str, Tensor]) -> dict[str, SuffixSum]:
-    """Return df from dq and dk in the working dtype: q.dq - k.dk summed over the rest of the sequence, through sigmoid.
-
-    Autograd through the reference keeps the gates in float32 and would allow df no more than the rounding of the
-    result; the published kernels sum a difference of rounded terms, whose error grows with sqrt(T).
-    """
-    import torch
-
-    if "df" not in results:
-        return {}
-    work = torch.promote_types(inputs["q"].dtype, torch.float32)
-    q, k, f = (inputs[name].detach().to(work) for name in "qkf")
-    return {"df": SuffixSum((q * results["dq"] - k * results["dk"]).sum(-1), torch.sigmoid(-f))}
-
-
 def native_oracle(gate: str, autograd: bool, inputs: Mapping[str, Tensor]) -> Tensor:
     """Return h (B, H, T, d_hv) by the parallel form of the TFLA paper's appendix, all of it in the dtype of the inputs.
 
@@ -155,7 +141,7 @@ def build(kernel: Kernel, problem: Problem, device: torch.device) -> Case:
         inputs=inputs,
         forward=lambda: function(q, k, v, i, f, **options),
         oracle=oracle,
-        as_kernels_do=None if kernel.autograd else forget_gate_as_kernels_do,
+        as_kernels_do=None if kernel.autograd else partial(decay_gradient_as_summed, "f"),
         details={
             "kernel": kernel.function,
             **({"chunk_size": options["chunk_size"]} if kernel.chunk_size else {}),

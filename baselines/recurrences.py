@@ -16,7 +16,10 @@ kernels at that precision do.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Literal
+
+from tflabench.implementations.adapter import SuffixSum
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -73,6 +76,27 @@ def normalized(x: Tensor, eps: float) -> Tensor:
 
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     return (wide * torch.rsqrt(wide.square().sum(-1, keepdim=True) + eps)).to(x.dtype)
+
+
+def decay_gradient_as_summed(
+    gate: Literal["f", "g"], inputs: Mapping[str, Tensor], results: Mapping[str, Tensor]
+) -> dict[str, SuffixSum]:
+    """Return the gradient of scalar decays as kernels form it: q.dq - k.dk summed over the rest of the sequence.
+
+    Autograd through a reference would allow it no more than the rounding of the result; kernels sum a difference of
+    rounded terms, whose error grows with sqrt(T).
+
+    Args:
+        gate: "g", log decays, or "f", pre-activations of forget gates, whose gradient goes through their log sigmoid.
+    """
+    import torch
+
+    if f"d{gate}" not in results:
+        return {}
+    work = torch.promote_types(inputs["q"].dtype, torch.float32)
+    q, k, pre_activation = (inputs[name].detach().to(work) for name in ("q", "k", gate))
+    scale = torch.sigmoid(-pre_activation) if gate == "f" else 1.0
+    return {f"d{gate}": SuffixSum((q * results["dq"] - k * results["dk"]).sum(-1), scale)}
 
 
 def _decays(g: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from functools import partial
 from math import sqrt
 from typing import TYPE_CHECKING
 
-from tflabench.implementations.adapter import ATTENTION, Case, Implementation, Unsupported, draw
+from tflabench.implementations.adapter import ATTENTION, Case, Implementation, Unsupported, attention_inputs
 from tflabench.problem import Problem
 
 if TYPE_CHECKING:
@@ -52,9 +52,7 @@ def build(backend: str | None, problem: Problem, device: torch.device) -> Case:
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.nn.functional import scaled_dot_product_attention
 
-    tokens = (problem.batch, problem.heads, problem.seq_len)
-    shapes = {"q": (*tokens, problem.d_qk), "k": (*tokens, problem.d_qk), "v": (*tokens, problem.d_hv)}
-    inputs = draw(problem, device, shapes)
+    inputs = attention_inputs(problem, device, "bhtd")
     q, k, v = inputs.values()
     if backend is None:
         chosen = SDPBackend(torch._fused_sdp_choice(q, k, v, is_causal=True)).name  # pyright: ignore[reportPrivateImportUsage]

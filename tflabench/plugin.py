@@ -23,9 +23,9 @@ define IMPLEMENTATIONS, or such tuples themselves. In its pyproject.toml:
     mine = "my_package.my_module"
 """
 
-from tflabench.implementations.adapter import Case, Implementation, SuffixSum, Unsupported, draw
+from tflabench.implementations.adapter import Case, Implementation, SuffixSum, Unsupported, attention_inputs, draw
 from tflabench.implementations.mlstm import mlstm_kernel
-from tflabench.implementations.recurrences import REFERENCE, Recurrence, Variant, attention_inputs, register_family
+from tflabench.implementations.recurrences import REFERENCE, Recurrence, Variant, register_family
 from tflabench.kernels.families import Family
 from tflabench.kernels.types import Gating
 from tflabench.problem import Problem

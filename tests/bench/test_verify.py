@@ -11,7 +11,7 @@ import torch
 from repository import SUPPORT
 from torch import Tensor
 
-from tflabench.baselines.nxai import forget_gate_as_kernels_do
+from tflabench.baselines.recurrences import decay_gradient_as_summed
 from tflabench.bench import verify as gate
 from tflabench.bench.verify import verify
 from tflabench.implementations.adapter import Case, SuffixSum, differentiate, suffix_sum
@@ -86,7 +86,7 @@ def test_a_gradient_summed_from_rounded_terms_is_held_to_the_error_to_be_expecte
     def results_in(dtype: torch.dtype) -> tuple[dict[str, Tensor], SuffixSum]:
         inputs_so = {name: x.detach().to(dtype).requires_grad_() for name, x in inputs.items()}
         results = differentiate(oracle, inputs_so, output_grad.to(dtype))
-        return results, forget_gate_as_kernels_do(inputs_so, results)["df"]
+        return results, decay_gradient_as_summed("f", inputs_so, results)["df"]
 
     def total(df: SuffixSum) -> Tensor:
         return df.scale * suffix_sum(df.terms, 2)
@@ -110,7 +110,7 @@ def test_a_gradient_summed_from_rounded_terms_is_held_to_the_error_to_be_expecte
             inputs,
             lambda: Wrapped.apply(oracle(leaves), inputs["f"]),
             oracle,
-            as_kernels_do=forget_gate_as_kernels_do,
+            as_kernels_do=partial(decay_gradient_as_summed, "f"),
         )
         return {error.name: error for error in verify(case, output_grad, 10.0).errors}["df"]
 
@@ -131,7 +131,7 @@ def sums() -> dict[str, Tensor]:
     for dtype in (torch.float64, torch.bfloat16):
         inputs_so = {name: x.detach().to(dtype).requires_grad_() for name, x in inputs.items()}
         results = differentiate(partial(sequence_oracle, MLSTM_SIG), inputs_so, output_grad.to(dtype))
-        found[dtype] = results, forget_gate_as_kernels_do(inputs_so, results)["df"]
+        found[dtype] = results, decay_gradient_as_summed("f", inputs_so, results)["df"]
     (exact, terms), (plain, rounded) = found[torch.float64], found[torch.bfloat16]
     off = rounded.terms.double() - terms.terms
     return {

@@ -50,6 +50,7 @@ OURS = Owner("ours", "vermilion", "ours")
 PYTORCH = Owner("PyTorch", "sky", "reference")
 ATTENTION = Owner("softmax attention", "black", in_sentences=False)
 OTHERS = Owner("others", "orange", in_sentences=False)
+OPEN = 3.0  # what is added to pre-activations of forget gates: mostly open, as trained models have them
 
 
 class Unsupported(Exception):  # noqa: N818  public
@@ -254,6 +255,36 @@ def draw(
             values = torch.where(kinds == 0, values, 30.0 * kinds)
         leaves[name] = values.to(getattr(torch, problem.dtype)).requires_grad_(problem.pass_ == "fwbw")
     return leaves
+
+
+def attention_inputs(
+    problem: Problem, device: torch.device, layout: Literal["bhtd", "bthd"] = "bthd", **gates: tuple[int, ...]
+) -> dict[str, Tensor]:
+    """Draw q, k (B, T, heads of q and k, d_qk), v (B, T, H, d_hv), and gates (B, T, H, ...) by name.
+
+    Forget gates and decays, "f" and "g", are mostly open, as trained models have them.
+
+    Args:
+        layout: "bhtd" has heads before time in all of them.
+        gates: what follows B, T and H in their shapes.
+    """
+
+    def tokens(heads: int) -> tuple[int, ...]:
+        steps = (problem.seq_len, heads) if layout == "bthd" else (heads, problem.seq_len)
+        return (problem.batch, *steps)
+
+    shapes: dict[str, Sequence[int]] = dict.fromkeys("qk", (*tokens(problem.heads // problem.group), problem.d_qk))
+    shapes["v"] = (*tokens(problem.heads), problem.d_hv)
+    shapes |= {name: (*tokens(problem.heads), *rest) for name, rest in gates.items()}
+    return draw(problem, device, shapes, dict.fromkeys("fg", OPEN))
+
+
+def decayed_inputs(problem: Problem, device: torch.device, **gates: tuple[int, ...]) -> dict[str, Tensor]:
+    """Draw `attention_inputs` whose g are log decays, the log sigmoid of what is drawn."""
+    from torch.nn.functional import logsigmoid
+
+    inputs = attention_inputs(problem, device, "bthd", **gates)
+    return inputs | {"g": logsigmoid(inputs["g"].detach()).requires_grad_(inputs["g"].requires_grad)}
 
 
 def differentiate(

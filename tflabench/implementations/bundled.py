@@ -11,14 +11,22 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from tflabench.implementations.adapter import OURS, PYTORCH, Case, Formulation, Implementation, draw
+from tflabench.implementations.adapter import (
+    OURS,
+    PYTORCH,
+    Case,
+    Formulation,
+    Implementation,
+    attention_inputs,
+    decayed_inputs,
+    draw,
+)
 from tflabench.implementations.mlstm import GATES, GateName, sequence_inputs, sequence_oracle
 from tflabench.implementations.packages import installed
 from tflabench.implementations.recurrences import (
     REFERENCE,
     Recurrence,
     Variant,
-    attention_inputs,
     chosen,
     counted_cost,
     implementation,
@@ -133,14 +141,6 @@ def build_step(gate: Gate, problem: Problem, device: torch.device) -> Case:
 # --- The other linear RNNs
 
 
-def simple_gla_inputs(problem: Problem, device: torch.device) -> dict[str, Tensor]:
-    """Return inputs with log decays g of one head each."""
-    from torch.nn.functional import logsigmoid
-
-    inputs = attention_inputs(problem, device, g=())
-    return inputs | {"g": logsigmoid(inputs["g"].detach()).requires_grad_(inputs["g"].requires_grad)}
-
-
 def retention_inputs(problem: Problem, device: torch.device) -> dict[str, Tensor]:
     """Return inputs with RetNet's decays."""
     from tflabench.ops import retnet_log_decays
@@ -157,26 +157,24 @@ def lightning_inputs(problem: Problem, device: torch.device) -> dict[str, Tensor
 
 def gla_inputs(problem: Problem, device: torch.device) -> dict[str, Tensor]:
     """Return inputs with log decays g of one channel each."""
-    from torch.nn.functional import logsigmoid
-
-    inputs = attention_inputs(problem, device, g=(problem.d_qk,))
-    return inputs | {"g": logsigmoid(inputs["g"].detach()).requires_grad_(inputs["g"].requires_grad)}
+    return decayed_inputs(problem, device, g=(problem.d_qk,))
 
 
 def mamba2_inputs(problem: Problem, device: torch.device) -> dict[str, Tensor]:
-    """Return x (B, T, H, d_hv), dt (B, T, H) before bias and softplus, B and C (B, T, 1, d_qk), and parameters.
-
-    These are (H,), float32: A = -1, -2, ..., -16 and again, D = 1 and steps of about 0.02, as models start with.
-    """
-    import torch
-
+    """Return x (B, T, H, d_hv), dt (B, T, H) before bias and softplus, B and C (B, T, 1, d_qk), and parameters."""
     steps = (problem.batch, problem.seq_len)
     shared = (*steps, 1, problem.d_qk)
     shapes = {"x": (*steps, problem.heads, problem.d_hv), "dt": (*steps, problem.heads), "B": shared, "C": shared}
-    heads = torch.arange(problem.heads, dtype=torch.float32, device=device)
-    parameters = {"A": -1.0 - heads % 16, "D": torch.ones_like(heads), "dt_bias": torch.full_like(heads, -4.0)}
-    trained = {name: x.requires_grad_(problem.pass_ == "fwbw") for name, x in parameters.items()}
-    return draw(problem, device, shapes) | trained
+    return draw(problem, device, shapes) | mamba2_parameters(problem.heads, problem, device)
+
+
+def mamba2_parameters(heads: int, problem: Problem, device: torch.device) -> dict[str, Tensor]:
+    """Return A = -1, -2, ..., -16 and again, D = 1 and steps of about 0.02, as models start with: (heads,), float32."""
+    import torch
+
+    head = torch.arange(heads, dtype=torch.float32, device=device)
+    parameters = {"A": -1.0 - head % 16, "D": torch.ones_like(head), "dt_bias": torch.full_like(head, -4.0)}
+    return {name: x.requires_grad_(problem.pass_ == "fwbw") for name, x in parameters.items()}
 
 
 def tfla_cost(gate: GateName, problem: Problem) -> Cost:
@@ -395,7 +393,8 @@ RECURRENCES = (
         partial(attention_inputs, f=()), SCALAR, decays=1, bound="one_gate",
     ),
     Recurrence(
-        "simple_gla", "Simple GLA", "simple_gla", SIMPLE_GLA, simple_gla_inputs, SCALAR, decays=1, bound="one_gate"
+        "simple_gla", "Simple GLA", "simple_gla", SIMPLE_GLA, partial(decayed_inputs, g=()), SCALAR,
+        decays=1, bound="one_gate",
     ),
     Recurrence(
         "lightning", "Lightning attention", "lightning_attention", RETENTION, lightning_inputs, SCALAR, bound="ungated"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
-from tflabench.implementations.adapter import Case, Implementation, draw
+from tflabench.implementations.adapter import Case, Implementation, attention_inputs
 from tflabench.kernels.types import MLSTM_EXP, MLSTM_SIG, Gate
 from tflabench.problem import DeviceKind, InputError, Problem
 
@@ -18,15 +18,11 @@ GateName = Literal["exp", "sig"]
 
 GATES: dict[GateName, Gate] = {"exp": MLSTM_EXP, "sig": MLSTM_SIG}
 ORACLE_CHUNK_SIZE = 64
-OPEN = 3.0  # what is added to pre-activations of forget gates: mostly open, as trained models have them
 
 
 def sequence_inputs(problem: Problem, device: torch.device) -> dict[str, Tensor]:
     """Draw q, k (B, H, T, d_qk), v (B, H, T, d_hv) and gate pre-activations i, f (B, H, T) of `problem.dtype`."""
-    tokens = (problem.batch, problem.heads, problem.seq_len)
-    of_qk = (problem.batch, problem.heads // problem.group, problem.seq_len, problem.d_qk)
-    shapes = {"q": of_qk, "k": of_qk, "v": (*tokens, problem.d_hv)}
-    return draw(problem, device, {**shapes, "i": tokens, "f": tokens}, {"f": OPEN})
+    return attention_inputs(problem, device, "bhtd", i=(), f=())
 
 
 def sequence_oracle(gate: Gate, inputs: Mapping[str, Tensor]) -> Tensor:

@@ -110,21 +110,6 @@ class Recurrence:
         return problem.heads if self.shared else problem.group
 
 
-def attention_inputs(problem: Problem, device: torch.device, **gates: tuple[int, ...]) -> dict[str, Tensor]:
-    """Return q, k (B, T, heads of q and k, d_qk), v (B, T, H, d_hv), and gates (B, T, H, ...) by name.
-
-    Args:
-        gates: what follows H in their shapes.
-    """
-    from tflabench.implementations.mlstm import OPEN
-
-    steps, heads = (problem.batch, problem.seq_len), problem.heads
-    shapes: dict[str, tuple[int, ...]] = dict.fromkeys("qk", (*steps, heads // problem.group, problem.d_qk))
-    shapes["v"] = (*steps, heads, problem.d_hv)
-    shapes |= {name: (*steps, heads, *rest) for name, rest in gates.items()}
-    return draw(problem, device, shapes, dict.fromkeys("fg", OPEN))
-
-
 def chosen(kernels: str, gate: Gating, problem: Problem, q: Tensor, v: Tensor) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return implementation and chunk size as options of an operation for q and v (B, H, T, d), and what runs.
 
