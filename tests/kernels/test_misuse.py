@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import tflabench.ops
@@ -59,12 +58,6 @@ class TestWithoutNumbers:
         operation, tensors = DECAYING[name]
         traced = make_fx(lambda *each: operation(*each), tracing_mode=mode)(*tensors)
         torch.testing.assert_close(traced(*tensors), operation(*tensors))
-
-    def test_fake_tensors_have_the_shape(self, name):
-        operation, tensors = DECAYING[name]
-        with FakeTensorMode() as mode:
-            found = operation(*[mode.from_tensor(x) for x in tensors])
-        assert (found.shape, found.dtype) == (tensors[0 if name == "mamba2_ssd" else 2].shape, torch.float32)
 
     def test_meta_tensors_have_the_shape(self, name):
         operation, tensors = DECAYING[name]
@@ -151,14 +144,6 @@ WRONG: dict[str, tuple[Any, str]] = {
     "no slopes": (
         lambda: ops.lightning_attention_step(*first(Q, K, V), None, RETENTION_STATE),
         "slopes is None: it must be a tensor",
-    ),
-    "negative slopes": (
-        lambda: ops.lightning_attention_step(*first(Q, K, V), -torch.ones(H), RETENTION_STATE),
-        "slopes is down to -1: it must be at least 0",
-    ),
-    "too many slopes": (
-        lambda: ops.lightning_attention_step(*first(Q, K, V), torch.ones(3), RETENTION_STATE),
-        "slopes has the shape (3,): it must be (2,)",
     ),
     "a decay that is a number": (
         lambda: ops.retention_step(*first(Q, K, V), RETENTION_STATE, 0.5),

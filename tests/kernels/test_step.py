@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
 import re
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 import torch
-from repository import SUPPORT
+from compiled import compiled_under
+from probe import map_state
 from torch import Tensor
 
 from tflabench.kernels import api
@@ -79,11 +76,6 @@ def assert_equal_states(found: State, wanted: State) -> None:
         assert (a is None and b is None) or (a is not None and b is not None and a.equal(b)), name
 
 
-def copy(state: State) -> State:
-    C, n, m = state
-    return State(C.clone(), None if n is None else n.clone(), None if m is None else m.clone())
-
-
 @every_gate
 @every_implementation
 def test_steps_are_the_sequence(implementation, gate):
@@ -115,7 +107,7 @@ def test_out_leaves_the_state_as_it_is(implementation, gate):
     x = sequence(gate)
     state = zero_state(gate, B, H, D_QK, D_HV, device=DEVICE)
     step(**at(x, 0), state=state, gate=gate, implementation=implementation)
-    kept = copy(state)
+    kept = map_state(torch.clone, state)
     out = zero_state(gate, B, H, D_QK, D_HV, device=DEVICE)
     h = step(**at(x, 1), state=state, out=out, gate=gate, implementation=implementation)
     assert_equal_states(state, kept)
@@ -189,7 +181,7 @@ def test_compiles_to_a_full_graph_and_still_updates_in_place(implementation):
 @pytest.mark.parametrize("gate", [MLSTM_EXP, MLSTM_SIG], ids=["exp", "sig"])
 def test_opcheck(gate):
     x, state = at(sequence(gate), 0), zero_state(gate, B, H, D_QK, D_HV, device=DEVICE)
-    other = copy(state)
+    other = map_state(torch.clone, state)
     parts = (0.5, 1.0, setup_key("triton", gate.family, gate.fields, torch.float32, None))
     for before in ((None, None, None), other):
         args: tuple[Any, ...] = (*(x[n] for n in "qkvfi"), *state, *before, *parts)
@@ -267,24 +259,9 @@ def test_bad_input_is_named(changes, error, words):
     assert "\n" not in str(raised.value)
 
 
-def compiled_with(triton_folder: str | None) -> dict[str, Any]:
-    """What compile_step.py prints, in a process of its own: there Triton compiles, here it may interpret."""
-    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    env["PYTHONPATH"] = os.pathsep.join(filter(None, (triton_folder, env.get("PYTHONPATH"))))
-    script = SUPPORT / "compile_step.py"
-    done = subprocess.run([sys.executable, script], env=env, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "Warning" not in done.stderr, done.stderr
-    return json.loads(done.stdout)
-
-
 @pytest.mark.parametrize("triton", ["installed", "oldest"])
 def test_compiles_for_sm_80_and_sm_90_without_spills(triton):
-    folder = os.environ.get("TFLABENCH_OLD_TRITON") if triton == "oldest" else None
-    if triton == "oldest" and folder is None:
-        pytest.skip("TFLABENCH_OLD_TRITON names no folder: `make test` sets it")
-    report = compiled_with(folder)
-    assert report["triton"] == "3.6.0" or triton == "installed"
+    report = compiled_under(triton, "compile_step.py")
     assert {kernel["sm"] for kernel in report["kernels"]} == {80, 90}
     for kernel in report["kernels"]:
         assert kernel["spilled_bytes"] == 0, kernel

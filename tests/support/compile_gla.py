@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 import triton
-from compile_tfla import Launch, compiled
-from triton.runtime.jit import JITFunction
+from compile_tfla import Launch, catching, compiled
 
 from tflabench.baselines import gla_walkthrough_kernels
-from tflabench.kernels.common import device
 from tflabench.kernels.common.contract import Arguments, KernelOptions
 from tflabench.kernels.gla import chunkwise
 from tflabench.kernels.gla.gating import GLA
@@ -29,14 +26,6 @@ CASES: dict[str, tuple[Any, ...]] = {
 
 def launches(d_qk: int, d_hv: int, L: int, dtype: torch.dtype, bounds: tuple[int, ...] | None = None) -> list[Launch]:
     """Every launch of forward and backward with states, and of the walk-through's kernels, but of documents."""
-    caught: list[Launch] = []
-
-    def catch(kernel: Any, *args: Any, grid: Any, warmup: bool, **named: Any) -> None:
-        caught.append((kernel, args, named))
-
-    JITFunction.run = catch  # type: ignore[method-assign]
-    triton.runtime.driver.set_active(SimpleNamespace(get_current_device=lambda: 0))  # type: ignore[arg-type]
-    device.architecture = lambda _: 90
     B, H, T = 1 if bounds else 2, 16, 4096
     starts = len(bounds) - 1 if bounds else B
 
@@ -46,10 +35,11 @@ def launches(d_qk: int, d_hv: int, L: int, dtype: torch.dtype, bounds: tuple[int
     q, k = (empty(B, H, T, d_qk, dtype=dtype) for _ in range(2))
     v, g, S = empty(B, H, T, d_hv, dtype=dtype), empty(B, H, T, d_qk), empty(starts, H, d_qk, d_hv)
     inputs, options = Arguments(q, k, v, g, None, State(S)), KernelOptions(GLA, 0.1, L, bounds=bounds)
-    o, last, saved = chunkwise.forward(inputs, options)
-    chunkwise.backward(o, last, inputs, saved, options)
-    if bounds is None:
-        gla_walkthrough_kernels.forward(q, k, v, g, S, scale=0.1)
+    with catching(90) as caught:
+        o, last, saved = chunkwise.forward(inputs, options)
+        chunkwise.backward(o, last, inputs, saved, options)
+        if bounds is None:
+            gla_walkthrough_kernels.forward(q, k, v, g, S, scale=0.1)
     return caught
 
 
@@ -57,10 +47,9 @@ def main() -> None:
     """Compile the named cases with the Triton that is installed."""
     rows = []
     for name in sys.argv[1:] or CASES:
-        run = JITFunction.run
-        caught = launches(*CASES[name])
-        JITFunction.run = run  # type: ignore[method-assign]
-        once = {launch[0].__name__: launch for launch in caught}  # the last of each: backward, which does more
+        once = {
+            launch[0].__name__: launch for launch in launches(*CASES[name])
+        }  # the last of each: backward, which does more
         rows += [compiled(launch, 90) | {"case": name} for launch in once.values()]
     json.dump({"triton": triton.__version__, "kernels": rows}, sys.stdout)
 

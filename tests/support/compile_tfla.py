@@ -12,7 +12,9 @@ import multiprocessing
 import os
 import re
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -52,10 +54,9 @@ TILES = ("rows", "cols", "inner", "outer", "u", "v")
 Launch = tuple[Any, tuple[Any, ...], dict[str, Any]]
 
 
-def launches(
-    d_qk: int, d_hv: int, L: int, gate: Gate, dtype: torch.dtype, of_documents: bool, *, sm: int
-) -> list[Launch]:
-    """Every launch of forward and backward, with an initial state and a gradient of the last."""
+@contextmanager
+def catching(sm: int) -> Iterator[list[Launch]]:
+    """Launches within, none of which takes place, on a GPU of this architecture."""
     caught: list[Launch] = []
     run, figures = JITFunction.run, device.figures
 
@@ -66,6 +67,16 @@ def launches(
     triton.runtime.driver.set_active(SimpleNamespace(get_current_device=lambda: 0))  # type: ignore[arg-type]
     device.figures = lambda _: Device(sm, 132)
     try:
+        yield caught
+    finally:
+        JITFunction.run, device.figures = run, figures  # type: ignore[method-assign]
+
+
+def launches(
+    d_qk: int, d_hv: int, L: int, gate: Gate, dtype: torch.dtype, of_documents: bool, *, sm: int
+) -> list[Launch]:
+    """Every launch of forward and backward, with an initial state and a gradient of the last."""
+    with catching(sm) as caught:
         B, H, T = 1 if of_documents else 2, 64 if gate == SHARED else 16, 4096
         bounds = (0, 100, 1000, T) if of_documents else None
         starts = len(bounds) - 1 if bounds else B
@@ -89,8 +100,6 @@ def launches(
             epilogue.backward(h, h, v, skip, v)
             epilogue.backward(h, None, v, skip, None)
             prologue.backward(prologue.forward(i, of_heads), i, of_heads)
-    finally:
-        JITFunction.run, device.figures = run, figures  # type: ignore[method-assign]
     return caught
 
 

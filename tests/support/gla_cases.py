@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from tfla_cases import DEVICE, distance
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
@@ -12,10 +13,8 @@ from tflabench import ops
 from tflabench.kernels.gla import reference
 from tflabench.ops import State
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 GATES = ("usual", "uniform", "down", "zeros", "closed", "open")
 BOUND = 1e-4  # relative Frobenius error in float32
-FLOOR = 1e-2  # of a norm: the gradient of a gate that is closed is 0
 
 
 @dataclass(frozen=True)
@@ -115,12 +114,6 @@ def computed(
         implementation=implementation,  # type: ignore[arg-type]
     )
     return gradients({"o": o.transpose(1, 2) if case.layout == "bthd" else o, "S": last.C}, leaves, grads)
-
-
-def distance(x: Tensor, y: Tensor) -> float:
-    """Relative Frobenius error, infinite where x is not finite."""
-    error = (x.double() - y).norm() / y.norm().clamp(min=FLOOR)
-    return error.item() if torch.isfinite(x).all() else float("inf")
 
 
 def failures(case: Case, implementation: str = "tfla") -> list[str]:

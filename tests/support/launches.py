@@ -25,10 +25,9 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.runtime.jit import JITFunction
 
 from tflabench.kernels.common import launching
-from tflabench.kernels.common.descriptors import Described as Tiles
-from tflabench.kernels.common.descriptors import Unchecked
+from tflabench.kernels.common.descriptors import Described, Unchecked
 from tflabench.kernels.common.launching import COMPILED, enqueue
-from tflabench.kernels.scalar.hopper.launch import BLOCKS, Described, descriptor
+from tflabench.kernels.scalar.hopper.launch import BLOCKS, DescribedBlocks, descriptor
 
 Launch = tuple[Any, int, tuple[Any, ...], dict[str, Any]]
 ALIKE = [{"count": 1}, {"count": 5}, {"sharing": 5}]  # they run what the usual launch runs
@@ -146,8 +145,8 @@ def launches() -> list[Launch]:
     """One launch, and others that differ from it in one thing each."""
     x, half = torch.zeros(64), torch.zeros(1, 1, 64, 64, dtype=torch.float16)
 
-    def tiles(rows: int = 16, dtype: torch.dtype = torch.float16) -> Tiles:
-        return Tiles(half.to(dtype), (1, 1, 64, 64), (4096, 4096, 64, 1), [1, 1, rows, 16])
+    def tiles(rows: int = 16, dtype: torch.dtype = torch.float16) -> Described:
+        return Described(half.to(dtype), (1, 1, 64, 64), (4096, 4096, 64, 1), [1, 1, rows, 16])
 
     usual: dict[str, Any] = {"x": x, "y": x, "tiles": tiles(), "n": 48, "scale": 0.5, "count": 48, "sharing": 48}
     constants: dict[str, Any] = {"WIDTH": 32, "NAME": "exp"}
@@ -167,7 +166,7 @@ def launches() -> list[Launch]:
     found.append((another, 7, tuple(usual.values())[:5], constants))
     blocks = [descriptor(half), descriptor(half.bfloat16()), descriptor(half.repeat(1, 4, 1, 1), 4)]
     blocks.append(Plain(half, half.shape, half.stride(), BLOCKS[1]))
-    assert isinstance(blocks[0], Described)
+    assert isinstance(blocks[0], DescribedBlocks)
     found += [(of_blocks, 3, (x, n), {"WIDTH": 64, "maxnreg": 128}) for x in blocks for n in (5, 1, 16)]
     return found + launches_of_tuples(x, descriptor(half))
 

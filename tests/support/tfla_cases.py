@@ -207,6 +207,12 @@ def computed(
     return found | {"d" + name: x for name, x in zip(names, gradients, strict=True) if x is not None}
 
 
+def distance(x: Tensor, y: Tensor) -> float:
+    """Relative Frobenius error, infinite where x is not finite."""
+    error = (x.double() - y).norm() / y.norm().clamp(min=FLOOR)
+    return error.item() if torch.isfinite(x).all() else float("inf")
+
+
 def errors(case: Case, seed: int = 0, absent: frozenset[str] = frozenset()) -> dict[str, tuple[float, float]]:
     """By name, the relative error of the kernels (inf if not finite) and of plain PyTorch in the same dtype.
 
@@ -219,11 +225,6 @@ def errors(case: Case, seed: int = 0, absent: frozenset[str] = frozenset()) -> d
     ours = computed(case, inputs, grads)
     truth = {name: x for name, x in truth.items() if name not in absent}
     assert ours.keys() == truth.keys()
-
-    def distance(x: Tensor, y: Tensor) -> float:
-        error = (x.double() - y).norm() / y.norm().clamp(min=FLOOR)
-        return error.item() if torch.isfinite(x).all() else float("inf")
-
     found = {name: (distance(ours[name], y), distance(plain[name], y)) for name, y in truth.items()}
     if case.gates == "extreme" and "df" in found:
         # Every gate is saturated, so every df is about exp(-30): less than what any sum of q.dq - k.dk can resolve.

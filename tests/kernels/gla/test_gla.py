@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from gla_cases import BOUND, DEVICE, GATES, Case, computed, distance, draw, expected, failures, log_decays
+from gla_cases import BOUND, DEVICE, GATES, Case, computed, distance, draw, expected, failures
 
 from tflabench import ops
 from tflabench.baselines import gla_walkthrough_kernels as walkthrough
@@ -268,12 +268,8 @@ def test_the_operator_is_one_to_compilers() -> None:
         ({"g": torch.ones(1, 2, 8, 16)}, ValueError, "g is up to 1: it must be at most 0"),
         ({"g": torch.zeros(1, 2, 8)}, ValueError, "g has the shape (1, 2, 8): it must be (1, 2, 8, 16)"),
         ({"v": torch.zeros(1, 2, 9, 16)}, ValueError, "v has the shape (1, 2, 9, 16): it must be (1, 2, 8) and d_hv"),
-        ({"k": torch.zeros(1, 2, 8, 16).half()}, TypeError, "they must be of one dtype"),
         ({"chunk_size": 24, "implementation": "tfla"}, ValueError, "chunk_size is 24: it must be a multiple of 16"),
         ({"implementation": "hopper"}, ValueError, "implementation is 'hopper': it must be one of auto, reference"),
-        ({"layout": "thbd"}, ValueError, "layout is 'thbd': it must be one of bhtd, bthd"),
-        ({"scale": "1"}, TypeError, "scale is a str: it must be a float or None"),
-        ({"cu_seqlens": [0, 8]}, TypeError, "cu_seqlens is a list: it must be a tensor"),
         ({"initial_state": State(torch.zeros(1, 2, 16, 8))}, ValueError, "initial_state.C has the shape"),
     ],
 )
@@ -341,13 +337,6 @@ def test_fla_in_packed_sequences(bthd: dict[str, Any]) -> None:
     assert last.shape == (5, 2, 16, 16)
     alone, _ = fla.chunk_gla(**{name: x[:, 7:23] for name, x in bthd.items()})
     torch.testing.assert_close(o[:, 7:23], alone, rtol=1e-4, atol=1e-5)
-
-
-def test_log_decays_of_the_cases_are_what_their_names_say() -> None:
-    shape = (1, 1, 200, 16)
-    assert log_decays("zeros", shape).isinf().float().mean() < 0.05
-    assert log_decays("closed", shape)[:, :, 64:128].isinf().all()
-    assert log_decays("down", shape).min() < -12
 
 
 @pytest.mark.parametrize("name", ["tfla_gla_xl", "gla_chunk_fuse", "reference_gla"])
