@@ -11,7 +11,7 @@ import pytest
 from synthetic import row
 
 from tflabench.bench.devices import Fleet
-from tflabench.bench.events import Began, Ended, Event, Fault, Location, Note, RunDescription, Task
+from tflabench.bench.events import Began, Ended, Event, Fault, Location, Note, RunDescription, Stations, Task
 from tflabench.bench.machine import Machine
 from tflabench.bench.protocol import PAPER, STANDARD
 from tflabench.bench.rules import Rules
@@ -57,7 +57,7 @@ class Clock:
         return self.now
 
 
-class Devices:
+class Devices(Stations):
     """Stations that do what a script says: for each try of a task, in order, its events; None for a silent one.
 
     Attributes:
@@ -98,9 +98,6 @@ class Devices:
     def stop(self, task: Task) -> None:
         self.stopped.append(task.number)
         self._due = [(each, events) for each, events in self._due if each is not task]
-
-    def usual_location(self, task: Task) -> Location:
-        return A
 
     def close(self) -> None: ...
 
@@ -181,9 +178,9 @@ def test_lost_twice_its_points_are_rows_with_the_reason_and_the_sweep_goes_on(sw
     assert (heard.seen[-1].closed, heard.seen[-1].failed, heard.seen[-1].timed) == (2, 2, 2)
 
 
-def test_a_task_that_never_had_a_device_fails_where_it_was_meant_to_run(sweep):
+def test_a_task_that_never_had_a_device_fails_on_no_known_node(sweep):
     _, measured = sweep(Devices(lambda task: [Fault("error", "no such plugin")]))
-    assert {(row.node, row.device, row.status) for row in measured.rows} == {("a", A.device, "error")}
+    assert {(row.node, row.device, row.status) for row in measured.rows} == {("unknown", A.device, "error")}
     assert measured.rows[0].reason == "tried 2 times, no such plugin; no such plugin"
 
 

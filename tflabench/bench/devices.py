@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from uuid import uuid4
 
 from tflabench.bench import machine
 from tflabench.bench.events import Stations
@@ -79,8 +78,11 @@ class Devices:
         if self.gpus is None:
             yield Fleet.one(here)
             return
+        from tflabench.bench.host import Host
+
         gpus = _gpus_here(None if self.gpus == ALL else int(self.gpus))
-        yield Fleet("cuda", _by_kind([(None, gpus)], ()), len(gpus), ", ".join(g.name for g in gpus), _on_host(gpus))
+        words = ", ".join(gpu.name for gpu in gpus)
+        yield Fleet("cuda", _by_kind([(None, gpus)], ()), len(gpus), words, partial(Host, gpus))
 
     def here(self) -> Machine:
         """Return the first device of this machine.
@@ -142,21 +144,6 @@ class Fleet:
     def devices(self) -> dict[str, Machine]:
         """One of each, by its name."""
         return {name: device for devices in self.by_kind.values() for name, device in devices.items()}
-
-    @contextmanager
-    def stations(self, rules: Rules) -> Iterator[Stations]:
-        """Give what measures, as long as the block lasts."""
-        stations = self.make(rules, uuid4().hex[:12])
-        try:
-            yield stations
-        finally:
-            stations.close()
-
-
-def _on_host(gpus: Sequence[Machine]) -> Callable[[Rules, str], Stations]:
-    from tflabench.bench.host import Host
-
-    return partial(Host, gpus)
 
 
 def _gpus_here(count: int | None) -> list[Machine]:

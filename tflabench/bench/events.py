@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from math import inf
+from typing import Any, Self
 
 from tflabench.bench.machine import Machine
 from tflabench.rows.schema import Row
@@ -118,42 +120,44 @@ class Fault:
 Event = Began | Note | RunDescription | Row | Activity | Ended | Fault
 
 
-class Stations(Protocol):
+class Stations(ABC):
     """Devices that measure tasks: that of a `station`, GPUs of this host (`host`), or a Ray cluster (`on_ray`).
 
     Attributes:
         silent_s: seconds without an event after which a task that has begun hangs.
     """
 
-    silent_s: float
+    silent_s = inf
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def possible(self, task: Task) -> bool:
         """Return whether there is a device, free or not, that may take a task."""
-        ...
+        return True
 
+    @abstractmethod
     def room(self, task: Task) -> bool:
         """Return whether a device takes a task now, to measure it or to prepare for it."""
-        ...
 
+    @abstractmethod
     def start(self, task: Task) -> None:
         """Give a task to a device for which there is room, where there is another one not to one where it failed."""
-        ...
 
+    @abstractmethod
     def wait(self, timeout_s: float) -> list[tuple[Task | None, Event]]:
         """Return what has come, by task where it is of one; wait at most `timeout_s` seconds for the first of it.
 
         The last event of each task is `Ended` or a `Fault`; after `stop` there is nothing more.
         """
-        ...
 
+    @abstractmethod
     def stop(self, task: Task) -> None:
         """End a task, whatever it does."""
-        ...
 
-    def usual_location(self, task: Task) -> Location:
-        """Return a device that a task is meant for."""
-        ...
-
+    @abstractmethod
     def close(self) -> None:
         """End all tasks and what measures them; calling it twice does no harm."""
-        ...

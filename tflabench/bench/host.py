@@ -5,25 +5,24 @@ Run as a program, with the descriptor of a pipe, it is the process of one GPU.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Sequence
 from multiprocessing.connection import Connection, wait
 
 from tflabench.bench import machine
 from tflabench.bench.child import Child
-from tflabench.bench.events import Began, Ended, Event, Fault, Location, Task
+from tflabench.bench.events import Began, Ended, Event, Fault, Location, Stations, Task
 from tflabench.bench.machine import Machine
 from tflabench.bench.rules import Rules
-from tflabench.bench.station import Station
+from tflabench.bench.station import measured
 from tflabench.bench.worker import die_with_parent
-from tflabench.implementations import registry
-from tflabench.problem import InputError
 
 # A task that runs says something every second, but for what a process, its libraries and a calibration take to start.
 SILENT_S = 300.0
 
 
-class Host:
+class Host(Stations):
     """Measures a comparison at a time on each of several GPUs, as `events.Stations` says.
 
     A process is started with the first comparison of its GPU, and again after a fault.
@@ -41,10 +40,6 @@ class Host:
         self._children: dict[str, Child] = {}  # by UUID
         self._tasks: dict[str, Task] = {}  # that a GPU has, by UUID
         self._begun: list[tuple[Task | None, Event]] = []  # since the last `wait`
-
-    def possible(self, task: Task) -> bool:
-        """Return True: these GPUs stay."""
-        return True
 
     def room(self, task: Task) -> bool:
         """Return whether a GPU is free for it."""
@@ -71,11 +66,7 @@ class Host:
 
     def stop(self, task: Task) -> None:
         """End the process that has it."""
-        self._end(next(uuid for uuid, each in self._tasks.items() if each is task))
-
-    def usual_location(self, task: Task) -> Location:
-        """Return the first GPU."""
-        return next(iter(self._locations.values()))
+        self._end(next(uuid for uuid, given in self._tasks.items() if given is task))
 
     def close(self) -> None:
         """End all processes."""
@@ -114,19 +105,10 @@ def main() -> None:
     """Measure until the other end of the pipe closes."""
     die_with_parent()
     pipe = Connection(int(sys.argv[1]))
-    try:
+    with contextlib.suppress(EOFError):
         rules, sweep_id = pipe.recv()
-        for plugin in rules.plugins:
-            registry.plug_in(plugin)
-        sharing = max(1, len(machine.gpus_of_node()))
-        with Station(machine.detect("cuda"), rules, sweep_id, sharing=sharing) as station:
-            while True:
-                for event in station.measure(pipe.recv()):
-                    pipe.send(event)
-    except EOFError:
-        return
-    except InputError as error:
-        pipe.send(Fault("error", str(error)))
+        for event in measured(iter(pipe.recv, None), "cuda", rules, sweep_id):
+            pipe.send(event)
 
 
 if __name__ == "__main__":

@@ -15,12 +15,12 @@ from importlib.util import find_spec
 from typing import Any
 
 from tflabench.bench import machine
-from tflabench.bench.events import Began, Ended, Event, Fault, Location, Task
+from tflabench.bench.events import Began, Ended, Event, Fault, Location, Stations, Task
 from tflabench.bench.host import SILENT_S
 from tflabench.bench.machine import Machine
 from tflabench.bench.provenance import source_hash
 from tflabench.bench.rules import Rules
-from tflabench.bench.station import Station
+from tflabench.bench.station import measured
 from tflabench.implementations import registry
 from tflabench.problem import DeviceKind, InputError
 
@@ -32,19 +32,7 @@ LOOK_S = 2.0  # between looks at which nodes are there
 AT_ONCE = 20  # events taken of one task before the others have their turn
 OBJECT_BYTES = 200 << 20  # for what tasks send, of a Ray that is started here
 Generator = Any  # Ray's ObjectRefGenerator, which types do not know
-
-
-@dataclass(frozen=True)
-class NodeFacts:
-    """The devices and versions of a node.
-
-    Attributes:
-        versions: of the sources, Python and packages, by name.
-        devices: its GPUs, or its CPU alone.
-    """
-
-    versions: Mapping[str, str]
-    devices: tuple[Machine, ...]
+Facts = tuple[dict[str, str], tuple[Machine, ...]]  # versions by name, and the GPUs of a node or its CPU alone
 
 
 @dataclass(frozen=True)
@@ -131,7 +119,7 @@ def find_nodes(kind: DeviceKind, plugins: Sequence[str], mixed: bool) -> list[No
         InputError: a node does not answer, cannot measure, or has other versions and `mixed` is False.
     """
     able = [node for node in _alive() if _count(node, "GPU" if kind == "cuda" else "CPU")]
-    facts = _probe({node["NodeID"]: _name(node) for node in able}, kind, plugins)
+    answers = _probe({node["NodeID"]: _name(node) for node in able}, kind, plugins)
     here = versions_here()
     nodes = [
         Node(
@@ -140,11 +128,11 @@ def find_nodes(kind: DeviceKind, plugins: Sequence[str], mixed: bool) -> list[No
             kind=_accelerator(node),
             slots=_count(node, "GPU") if kind == "cuda" else 1,
             cpus=node["Resources"].get("CPU", 0.0),
-            devices=facts[node["NodeID"]].devices,
-            mixed_versions=difference(facts[node["NodeID"]].versions, here),
+            devices=answers[node["NodeID"]][1],
+            mixed_versions=difference(answers[node["NodeID"]][0], here),
         )
         for node in able
-        if node["NodeID"] in facts
+        if node["NodeID"] in answers
     ]
     if not nodes:
         raise InputError("this Ray cluster has no node with a CPU to measure on: start Ray with --num-cpus")
@@ -177,7 +165,7 @@ def require_alike(differences: Mapping[str, str | None]) -> None:
         )
 
 
-class OnRay:
+class OnRay(Stations):
     """Measures comparisons as tasks of Ray, as `events.Stations` says.
 
     Ray finds a free GPU for each. A task has a process of its own, and its GPU, or all CPUs of its node, for itself.
@@ -203,7 +191,7 @@ class OnRay:
         self._kind: DeviceKind = kind
         self._nodes = {node.id: node for node in nodes}
         self._rules, self._sweep_id, self._clock = rules, sweep_id, clock
-        self._function = ray.remote(max_calls=1, max_retries=0, num_returns="streaming")(_measured)
+        self._function = ray.remote(max_calls=1, max_retries=0, num_returns="streaming")(_measured_on_node)
         self._submitted: dict[Generator, _Submitted] = {}
         self._alive, self._looked_at = set(self._nodes), clock()
 
@@ -229,8 +217,8 @@ class OnRay:
         left_s = self._rules.stop_at - self._clock()  # clocks of nodes differ
         names = {node.id: (node.name, node.mixed_versions) for node in self._nodes.values()}
         rules, threads = replace(self._rules, stop_at=left_s), os.environ.get("OMP_NUM_THREADS")
-        assignment = _Assignment(self._kind, rules, self._sweep_id, names, threads, pickle.dumps(task))
-        self._submitted[self._function.options(**options).remote(assignment)] = _Submitted(task, pool, ids)
+        arguments = (pickle.dumps(task), self._kind, rules, self._sweep_id, names, threads)
+        self._submitted[self._function.options(**options).remote(*arguments)] = _Submitted(task, pool, ids)
 
     def wait(self, timeout_s: float) -> list[tuple[Task | None, Event]]:
         """Return what has come of tasks, as `Stations` says."""
@@ -252,12 +240,6 @@ class OnRay:
         """Cancel it."""
         for generator in [key for key, submitted in self._submitted.items() if submitted.task is task]:
             self._cancel(generator)
-
-    def usual_location(self, task: Task) -> Location:
-        """Return the first device of its kind."""
-        nodes = list(self._nodes.values())
-        node = next((node for node in nodes if task.kind in (None, node.kind)), nodes[0])
-        return Location(node.name, node.devices[0].name)
 
     def close(self) -> None:
         """Cancel all tasks."""
@@ -361,55 +343,41 @@ class _Submitted:
     location: Location | None = None
 
 
-@dataclass(frozen=True)
-class _Assignment:
-    """A task on its way to a node.
+def _measured_on_node(
+    task: bytes,
+    kind: DeviceKind,
+    rules: Rules,
+    sweep_id: str,
+    nodes: Mapping[str, tuple[str, str | None]],
+    threads: str | None,
+) -> Iterator[Event]:
+    """Measure a task on the node and the GPU that Ray has chosen.
 
-    Attributes:
+    Args:
+        task: pickled, for it can be read only once the plugins are known.
         rules: with the seconds that are left as `stop_at`.
         nodes: by id, the name of a node and its `mixed_versions`.
         threads: OMP_NUM_THREADS of the process that drives.
-        task: pickled, for it can be read only once the plugins are known.
     """
-
-    kind: DeviceKind
-    rules: Rules
-    sweep_id: str
-    nodes: Mapping[str, tuple[str, str | None]]
-    threads: str | None
-    task: bytes
-
-
-def _measured(assignment: _Assignment) -> Iterator[Event]:
-    """Measure a task on the node and the GPU that Ray has chosen."""
     import ray
 
-    name, mixed_versions = assignment.nodes[ray.get_runtime_context().get_node_id()]
+    name, mixed_versions = nodes[ray.get_runtime_context().get_node_id()]
     os.environ.pop("OMP_NUM_THREADS", None)  # Ray sets one by the CPUs of a task
-    if assignment.threads:
-        os.environ["OMP_NUM_THREADS"] = assignment.threads
-    rules = replace(assignment.rules, stop_at=time.monotonic() + assignment.rules.stop_at)
-    try:
-        for plugin in rules.plugins:
-            registry.plug_in(plugin)
-        sharing = max(1, len(machine.gpus_of_node()))
-        here = machine.detect(assignment.kind)
-        with Station(here, rules, assignment.sweep_id, name, mixed_versions, sharing) as station:
-            yield Began(station.location)
-            yield from station.measure(pickle.loads(assignment.task))
-    except InputError as error:
-        yield Fault("error", str(error))
+    if threads:
+        os.environ["OMP_NUM_THREADS"] = threads
+    rules = replace(rules, stop_at=time.monotonic() + rules.stop_at)
+    yield from measured(map(pickle.loads, [task]), kind, rules, sweep_id, name, mixed_versions)
 
 
-def _probe(names: Mapping[str, str], kind: DeviceKind, plugins: Sequence[str]) -> dict[str, NodeFacts]:
-    """Return the facts of nodes by their id, without those that leave before they answer."""
+def _probe(names: Mapping[str, str], kind: DeviceKind, plugins: Sequence[str]) -> dict[str, Facts]:
+    """Return versions and devices of nodes by their id, without those that leave before they answer."""
     import ray
     from ray.exceptions import NodeDiedError, RayError, TaskUnschedulableError
 
     probe = ray.remote(num_cpus=0, max_retries=0)(_facts_of_node)
-    answers = {id_: probe.options(label_selector={NODE_LABEL: id_}).remote(kind, list(plugins)) for id_ in names}
-    facts: dict[str, NodeFacts] = {}
-    for id_, answer in answers.items():
+    pending = {id_: probe.options(label_selector={NODE_LABEL: id_}).remote(kind, list(plugins)) for id_ in names}
+    facts: dict[str, Facts] = {}
+    for id_, answer in pending.items():
         try:
             of_node = ray.get(answer, timeout=PROBE_S)
         except (NodeDiedError, TaskUnschedulableError):  # for a while Ray still lists a node that has left
@@ -422,15 +390,15 @@ def _probe(names: Mapping[str, str], kind: DeviceKind, plugins: Sequence[str]) -
     return facts
 
 
-def _facts_of_node(kind: DeviceKind, plugins: Sequence[str]) -> NodeFacts | str:
-    """Return the facts of the node that this runs on, or why it cannot measure."""
+def _facts_of_node(kind: DeviceKind, plugins: Sequence[str]) -> Facts | str:
+    """Return the versions and the devices of the node that this runs on, or why it cannot measure."""
     try:
         for plugin in plugins:
             registry.plug_in(plugin)
         devices = machine.gpus_of_node() if kind == "cuda" else [machine.detect("cpu")]
     except InputError as error:
         return str(error)
-    return NodeFacts(versions_here(), tuple(devices)) if devices else "nvidia-smi shows no NVIDIA GPU there"
+    return (versions_here(), tuple(devices)) if devices else "nvidia-smi shows no NVIDIA GPU there"
 
 
 def _knock(address: str) -> None:

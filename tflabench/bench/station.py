@@ -16,10 +16,11 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
+from tflabench.bench import machine
 from tflabench.bench.ceilings import ceilings_of, measured_instead
 from tflabench.bench.child import Child
 from tflabench.bench.comparison_run import ComparisonRun, PointRun
-from tflabench.bench.events import Began, Ended, Event, Location, Note, RunDescription, Task
+from tflabench.bench.events import Began, Ended, Event, Fault, Location, Note, RunDescription, Stations, Task
 from tflabench.bench.gpu_lock import DeviceLock
 from tflabench.bench.machine import Machine, environment, node_name, warm_ups_at_once
 from tflabench.bench.rows_of_run import Occasion
@@ -29,6 +30,8 @@ from tflabench.bench.tuning_store import TuningStore, default_folder, versions
 from tflabench.bench.warm import WarmUp
 from tflabench.bench.warming import Gate
 from tflabench.bench.workers import SHARED, Workers, require_torch, spawn_worker
+from tflabench.implementations import registry
+from tflabench.problem import DeviceKind, InputError
 from tflabench.rows.schema import Row
 from tflabench.selection.comparisons import Comparison
 from tflabench.selection.points import Point
@@ -42,7 +45,7 @@ LOCK_POLL_S = 1.0  # between looks whether the sweep that has the device has end
 WAIT_S = 0.5
 
 
-class Station:
+class Station(Stations):
     """Measures tasks on one device, as `events.Stations` says, from the first call on until the block ends.
 
     Args:
@@ -57,8 +60,6 @@ class Station:
     Raises:
         InputError: torch is missing.
     """
-
-    silent_s = inf  # jobs have time limits of their own
 
     def __init__(
         self,
@@ -89,17 +90,7 @@ class Station:
         self._unmeasured = False  # whether ceilings may be a datasheet's
         self._shown_at, self._received = -inf, True  # since it was shown
 
-    def __enter__(self) -> Station:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     # --- As a station of a sweep
-
-    def possible(self, task: Task) -> bool:
-        """Return True: the device stays."""
-        return True
 
     def room(self, task: Task) -> bool:
         """Return whether it is ready: it then takes all tasks, to warm them up."""
@@ -137,10 +128,6 @@ class Station:
     def stop(self, task: Task) -> None:
         """End everything: nothing of one task alone can hang."""
         self.close()
-
-    def usual_location(self, task: Task) -> Location:
-        """Return its location."""
-        return self.location
 
     def close(self) -> None:
         """End the processes that measure and warm up, and give the device back."""
@@ -194,7 +181,7 @@ class Station:
             self._warm_up,
             tuning,
             self._on_point,
-            self._on_end,
+            lambda task: self._events.append((task, Ended())),
             self._clock,
         )
         self._events.append((None, Began(self.location)))
@@ -247,9 +234,6 @@ class Station:
             self._scheduler.when_idle(self._measure_ceilings)
         self._events.append((begun.task, self._occasion.row(begun, run)))
 
-    def _on_end(self, task: Task) -> None:
-        self._events.append((task, Ended()))
-
     def _measure_ceilings(self) -> None:
         """Hold times against measured ceilings: once for a GPU, and behind the first row, not before it."""
         assert self._workers is not None
@@ -266,3 +250,27 @@ class Station:
     def _environment(self) -> dict[str, Any]:
         assert self._workers is not None
         return environment(self.machine, self._workers.facts())
+
+
+def measured(
+    tasks: Iterable[Task],
+    kind: DeviceKind,
+    rules: Rules,
+    sweep_id: str,
+    node: str | None = None,
+    mixed_versions: str | None = None,
+) -> Iterator[Event]:
+    """Measure tasks as they come, on the first device of this process, for a sweep that another process drives.
+
+    Where that cannot begin, the only event is a fault with the reason. No task is read before plugins are known.
+    """
+    try:
+        for plugin in rules.plugins:
+            registry.plug_in(plugin)
+        sharing = max(1, len(machine.gpus_of_node()))
+        with Station(machine.detect(kind), rules, sweep_id, node, mixed_versions, sharing) as station:
+            yield Began(station.location)
+            for task in tasks:
+                yield from station.measure(task)
+    except InputError as error:
+        yield Fault("error", str(error))

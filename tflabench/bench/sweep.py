@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from uuid import uuid4
 
 from tflabench.bench.comparison_run import LATE, ComparisonRun, PointRun
 from tflabench.bench.devices import Devices, Fleet
@@ -29,6 +30,7 @@ from tflabench.selection.points import Point
 from tflabench.theory.hardware import Ceilings, slug
 
 TRIES = 2
+UNKNOWN_NODE = "unknown"  # in rows of tasks that failed before they had one
 WAIT_S = 0.5
 
 
@@ -109,7 +111,7 @@ def measure(
         folders = _folders(fleet, selection.preset.name, out)
         if resume and not devices.mixed_versions:
             folders = {name: folder_for(at, name, out is not None, listener.note) for name, at in folders.items()}
-        with fleet.stations(rules) as stations:
+        with fleet.make(rules, uuid4().hex[:12]) as stations:
             return Sweep(selection.comparisons, fleet, stations, folders, rules, listener, title, resume).run()
 
 
@@ -478,7 +480,8 @@ class Sweep:
             return
         self._listener.note(f"Comparison {task.number} has failed: {fault}")
         self._closed += 1
-        for row in self._rows_of_failed(running, fault.location or self._stations.usual_location(task)):
+        location = fault.location or Location(UNKNOWN_NODE, next(iter(self._fleet.by_kind[task.kind])))
+        for row in self._rows_of_failed(running, location):
             self._keep(task, row)
 
     def _rows_of_failed(self, running: _Running, location: Location) -> list[Row]:
@@ -492,9 +495,7 @@ class Sweep:
             node=location.node,
             gpu_uuid=location.gpu_uuid,
         )
-        reasons = "; ".join(
-            f"{f'on {fault.location}: ' if fault.location else ''}{fault.reason}" for fault in task.faults
-        )
+        reasons = "; ".join(map(str, task.faults))
         runs = [PointRun(point, SHARED, alone=False) for point in task.comparison.points]
         begun = ComparisonRun(task, runs, rules.protocol, closed=True)
         for run in runs:

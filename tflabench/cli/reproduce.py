@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
+from uuid import uuid4
 
 import typer
 
@@ -163,7 +164,7 @@ def _measured(drawing: _Drawing, machine: Machine, rules: Rules) -> dict[PaperFi
         for figure in drawing.parts
     }
     measured = {}
-    with fleet.stations(rules) as stations:  # one for all, which the drawing does not keep waiting
+    with fleet.make(rules, uuid4().hex[:12]) as stations:  # one for all, which the drawing does not keep waiting
         for figure, points in drawing.parts.items():
             folder = folders[figure]
             title = f"{figure.name}, sweep {folder.name}"
