@@ -147,7 +147,7 @@ class Fleet:
 
 
 def _gpus_here(count: int | None) -> list[Machine]:
-    there = machine.gpus()
+    there = list(machine.gpus())
     if not there:
         raise InputError("--gpus is given, and this machine shows no NVIDIA GPU (nvidia-smi)")
     if count is not None and count > len(there):

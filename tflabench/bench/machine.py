@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -58,7 +59,7 @@ def detect(device: str) -> Machine:
     """
     if device not in ("auto", "cuda", "cpu"):
         raise InputError(f"--device is {device!r}: it must be auto, cuda or cpu")
-    gpu = None if device == "cpu" else _first_gpu()
+    gpu = None if device == "cpu" else next(gpus(), None)
     if gpu is None and device == "cuda":
         raise InputError("--device is cuda, and this machine shows no NVIDIA GPU (nvidia-smi): use --device cpu")
     return gpu or _cpu()
@@ -143,12 +144,14 @@ def environment(machine: Machine, facts: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def gpus() -> list[Machine]:
-    """Return the NVIDIA GPUs of this machine, in the order of CUDA_VISIBLE_DEVICES where that is set."""
+def gpus() -> Iterator[Machine]:
+    """Yield the NVIDIA GPUs of this machine, in the order of CUDA_VISIBLE_DEVICES where that is set."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible in ("", "-1"):
-        return []
-    return [gpu for one in visible.split(",") for gpu in _query(one.strip())] if visible else _query()
+    if visible is None:
+        yield from gpus_of_node()
+    elif visible != "-1":
+        for index in filter(None, visible.split(",")):
+            yield from _query(index.strip())
 
 
 def gpus_of_node() -> list[Machine]:
@@ -167,13 +170,6 @@ def warm_ups_at_once(jobs: int | None, gpus: int = 1) -> int:
 def node_name() -> str:
     """Return the name of this machine in its network."""
     return platform.node() or "localhost"
-
-
-def _first_gpu() -> Machine | None:
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible in ("", "-1"):
-        return None
-    return next(iter(_query((visible or "0").split(",")[0].strip())), None)
 
 
 def _query(which: str | None = None) -> list[Machine]:

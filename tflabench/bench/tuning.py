@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -40,17 +40,11 @@ class Tuned:
     configurations: int = 0
     seconds: float = 0.0
 
-    @property
-    def complete(self) -> bool:
-        """Return whether every configuration was timed."""
-        return self.tried == self.configurations
-
     def columns(self) -> dict[str, Any]:
         """Return the columns of a row, without `tuned` for a point that has no autotuners."""
-        if not self.choices:
-            return {"tune_s": self.seconds}
-        tuned = {"choices": self.choices, "tried": self.tried, "configurations": self.configurations}
-        return {"tune_s": self.seconds, "tuned": tuned}
+        columns = asdict(self)
+        seconds = columns.pop("seconds")
+        return {"tune_s": seconds, "tuned": columns} if self.choices else {"tune_s": seconds}
 
 
 @contextmanager
@@ -72,9 +66,9 @@ def tuning(budget_s: float | None, replay: Mapping[str, Config] | None = None) -
     runs = False  # whether a configuration of the kernel at hand has a time
 
     def run(self: Autotuner, *args: Any, **kwargs: Any) -> Any:
-        known = set(self.cache)
+        before = set(self.cache)
         result = originals["run"](self, *args, **kwargs)
-        for key in self.cache.keys() - known:
+        for key in self.cache.keys() - before:
             tuned.choices[_free_name(self, tuned)] = dict(self.cache[key].all_kwargs())
         return result
 
@@ -84,7 +78,7 @@ def tuning(budget_s: float | None, replay: Mapping[str, Config] | None = None) -
         runs = False
         configurations = originals["prune_configs"](self, kwargs)
         wanted = (replay or {}).get(_free_name(self, tuned))
-        return [one for one in configurations if dict(one.all_kwargs()) == wanted] or configurations
+        return [config for config in configurations if dict(config.all_kwargs()) == wanted] or configurations
 
     def bench(self: Autotuner, *args: Any, config: Any, **meta: Any) -> list[float]:
         nonlocal runs
@@ -102,9 +96,9 @@ def tuning(budget_s: float | None, replay: Mapping[str, Config] | None = None) -
 
         self.__dict__["do_bench"] = timed
         tuned.tried += 1
-        found = originals["_bench"](self, *args, config=config, **meta)
-        runs = runs or min(found) < float("inf")
-        return found
+        quantiles = originals["_bench"](self, *args, config=config, **meta)
+        runs = runs or min(quantiles) < float("inf")
+        return quantiles
 
     Autotuner.run, Autotuner.prune_configs, Autotuner._bench = run, prune_configs, bench
     try:

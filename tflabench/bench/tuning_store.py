@@ -17,7 +17,7 @@ from tflabench.implementations.registry import package_versions
 from tflabench.rows.schema import Row
 from tflabench.selection.points import Point
 
-Tuned = dict[str, Any]  # the column `tuned` of a row
+Choices = dict[str, Any]  # the column `tuned` of a row
 
 
 def default_folder() -> Path:
@@ -43,7 +43,7 @@ class TuningStore:
         self._versions = dict(versions)
         self._rows = {row.point: row.tuned for row in rows if row.tuned}
 
-    def look_up(self, point: Point, budget_s: float | None) -> Tuned | None:
+    def look_up(self, point: Point, budget_s: float | None) -> Choices | None:
         """Return what was chosen for a point, or None where less was tried than a budget of seconds would try."""
         if point.id in self._rows:
             return self._rows[point.id]
@@ -54,7 +54,7 @@ class TuningStore:
                 return kept["tuned"]
         return None
 
-    def keep(self, point: Point, tuned: Tuned, budget_s: float | None) -> None:
+    def keep(self, point: Point, tuned: Choices, budget_s: float | None) -> None:
         """Write down what was chosen; a folder that cannot be written keeps nothing."""
         if self.look_up(point, budget_s) is not None:
             return

@@ -7,7 +7,6 @@ whatever a job needs it draws anew from the seed.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import ctypes
 import gc
@@ -41,23 +40,21 @@ PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    """Answer jobs from a pipe until it closes."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tflabench.bench.worker", description="Started by `tflabench sweep`."
-    )
-    parser.add_argument("--device", required=True, choices=("cuda", "cpu"))
-    parser.add_argument("--memory-limit", type=int, help="bytes of host memory on top of what it takes to import torch")
-    parser.add_argument("--plugin", action="append", default=[])
-    parser.add_argument("--job", help="do this job, in JSON, and nothing else; nobody hears of its result")
-    parser.add_argument("pipe", type=int, nargs="?", help="descriptor of the pipe for jobs and answers")
-    options = parser.parse_args()
+    """Answer jobs from the pipe that the second argument names by its descriptor, until it closes.
+
+    The first argument is an object in JSON: `device`, `plugins` and `memory_limit` (bytes of host memory on top of what
+    it takes to import torch, or null). Without a second one it has a `job` too: the only one, of which nobody hears.
+    """
+    options, *descriptor = sys.argv[1:]
+    settings = json.loads(options)
     die_with_parent()
-    if options.job:
-        worker = Worker(options.device, lambda answer: None)
-        worker.start(options.plugin, options.memory_limit)
-        worker.do(json.loads(options.job))
+    if descriptor:
+        _serve(Connection(int(descriptor[0])), **settings)
         return
-    _serve(Connection(options.pipe), options.device, options.plugin, options.memory_limit)
+    job = settings.pop("job")
+    worker = Worker(settings.pop("device"), lambda answer: None)
+    worker.start(**settings)
+    worker.do(job)
 
 
 def serve_forked(jobs: int, log: int, gate: int | None = None, *, device: str, plugins: Sequence[str]) -> None:
@@ -315,7 +312,8 @@ class Worker:
             output_grad = torch.randn_like(output) if backward else None
             if backward:
                 torch.autograd.grad(output, leaves, output_grad)
-            self._synchronize()
+            if self.device_type == "cuda":
+                torch.cuda.synchronize(self.device)
             first_call_s = time.perf_counter() - start
         del output
 
@@ -338,12 +336,6 @@ class Worker:
         from tflabench.implementations.adapter import differentiate
 
         return differentiate(lambda _: ready.case.forward(), ready.case.inputs, ready.output_grad)
-
-    def _synchronize(self) -> None:
-        import torch
-
-        if self.device_type == "cuda":
-            torch.cuda.synchronize(self.device)
 
     def _usable(self, result: dict[str, Any]) -> bool:
         """Give memory back; False where this process should be replaced (a CUDA error leaves its context broken)."""

@@ -7,6 +7,7 @@ never comes is {"status": "crashed" or "timeout", "reason": ...}.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import time
@@ -21,6 +22,7 @@ from typing import Any
 from tflabench.bench.child import Child
 from tflabench.problem import InputError
 
+WORKER = "tflabench.bench.worker"
 SHARED = "shared"  # the slot of what needs no process of its own
 PAUSE_S = 0.05  # until the GPU has done what a paused process had enqueued
 WAIT_S = 1.0  # between looks at the clock
@@ -41,21 +43,16 @@ def require_torch() -> None:
 
 
 def spawn_worker(device: str, plugins: Sequence[str] = (), memory_limit: int | None = None) -> Child:
-    """Start a worker process; its arguments are those of `worker.main`."""
-    variables = {name: os.environ.get(name, value) for name, value in VARIABLES.items()}
-    return Child.spawn("tflabench.bench.worker", *worker_arguments(device, plugins, memory_limit), variables=variables)
-
-
-def worker_arguments(device: str, plugins: Sequence[str] = (), memory_limit: int | None = None) -> list[str]:
-    """Return the arguments of a worker process.
+    """Start a worker process.
 
     Args:
         device: "cuda" or "cpu".
         plugins: as `registry.plug_in` takes them.
         memory_limit: bytes of host memory a job may allocate; None for no limit.
     """
-    limit = [] if memory_limit is None else ["--memory-limit", str(memory_limit)]
-    return ["--device", device, *limit, *(word for plugin in plugins for word in ("--plugin", plugin))]
+    variables = {name: os.environ.get(name, value) for name, value in VARIABLES.items()}
+    settings = {"device": device, "plugins": list(plugins), "memory_limit": memory_limit}
+    return Child.spawn(WORKER, json.dumps(settings), variables=variables)
 
 
 @contextmanager

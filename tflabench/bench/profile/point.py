@@ -18,7 +18,7 @@ from tflabench.bench.machine import Machine
 from tflabench.bench.profile import counters
 from tflabench.bench.profile.counters import KernelCounters
 from tflabench.bench.theory_columns import modelled
-from tflabench.bench.workers import one_worker, worker_arguments
+from tflabench.bench.workers import WORKER, one_worker
 from tflabench.implementations.adapter import Implementation
 from tflabench.problem import InputError, Problem
 from tflabench.selection.points import Point
@@ -119,8 +119,8 @@ def profile(
     counted: list[KernelCounters] = []
     why_not: str | None = "not asked for"
     if count:
-        worker = [sys.executable, "-P", "-m", "tflabench.bench.worker", *worker_arguments(machine.kind, plugins)]
-        text, why_not = run_ncu([*worker, "--job", json.dumps(job | {"calls": 0})], machine, timeout_s)
+        settings = {"device": machine.kind, "plugins": list(plugins), "memory_limit": None, "job": job | {"calls": 0}}
+        text, why_not = run_ncu([sys.executable, "-P", "-m", WORKER, json.dumps(settings)], machine, timeout_s)
         if keep and text:
             keep.write_text(text)
         counted = counters.read_ncu(text)
