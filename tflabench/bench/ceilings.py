@@ -22,29 +22,27 @@ def ceilings_of(machine: Machine, dtypes: Iterable[str], run: RunJob) -> dict[st
     Those of its kind are calibrated ones of another GPU, else the datasheet's. What is measured is stored.
     """
     dtypes = sorted(set(dtypes))
-    missing = [dtype for dtype in dtypes if _known(machine, dtype) is None]
-    if missing:
-        _quickly(machine, missing, run)
-    return {dtype: _known(machine, dtype) for dtype in dtypes}  # type: ignore[misc]
+    stored = {dtype: _measured_here(machine, dtype) or hardware.ceilings_for(machine.name, dtype) for dtype in dtypes}
+    missing = [dtype for dtype in dtypes if stored[dtype] is None]
+    measured = _quickly(machine, missing, run) if missing else {}
+    return {dtype: ceilings or measured[dtype] for dtype, ceilings in stored.items()}
 
 
-def _known(machine: Machine, dtype: str) -> Ceilings | None:
-    own = hardware.measured_ceilings(machine.uuid, dtype) if machine.uuid else None
-    return own or hardware.ceilings_for(machine.name, dtype)
-
-
-def measured_instead(machine: Machine, known: Mapping[str, Ceilings], run: RunJob) -> dict[str, Ceilings]:
+def measured_instead(machine: Machine, ceilings: Mapping[str, Ceilings], run: RunJob) -> dict[str, Ceilings]:
     """Return ceilings by dtype with those measured, quickly, that were not measured on this very GPU, and store them.
 
-    Where they cannot be measured or stored, warn and return `known`.
+    Where they cannot be measured or stored, warn and return those given.
     """
-    own = {dtype for dtype in known if machine.uuid is None or hardware.measured_ceilings(machine.uuid, dtype)}
-    missing = sorted(dtype for dtype, found in known.items() if found.provenance != "measured" or dtype not in own)
+    missing = sorted(
+        dtype
+        for dtype, given in ceilings.items()
+        if given.provenance != "measured" or (machine.uuid and not _measured_here(machine, dtype))
+    )
     try:
-        return {**known, **(_quickly(machine, missing, run) if missing else {})}
+        return {**ceilings, **(_quickly(machine, missing, run) if missing else {})}
     except InputError as error:
         warnings.warn(f"percentages are not of ceilings measured on this device: {error}", stacklevel=2)
-        return dict(known)
+        return dict(ceilings)
 
 
 def calibrate(machine: Machine, dtypes: Sequence[str], run: RunJob, seconds: float) -> dict[str, Ceilings]:
@@ -53,32 +51,31 @@ def calibrate(machine: Machine, dtypes: Sequence[str], run: RunJob, seconds: flo
     Raises:
         InputError: the measurement failed, with its reason.
     """
-    measured = _measure(machine, dtypes, run, seconds)
-    for dtype, ceilings in measured.items():
-        hardware.store_ceilings(machine.name, dtype, ceilings)
-    return measured
+    return _measure(machine, dtypes, run, seconds, dtypes)
+
+
+def _measured_here(machine: Machine, dtype: str) -> Ceilings | None:
+    return hardware.measured_ceilings(machine.uuid, dtype) if machine.uuid else None
 
 
 def _quickly(machine: Machine, dtypes: Sequence[str], run: RunJob) -> dict[str, Ceilings]:
     """Measure and store ceilings in passing: they are those of its kind only where that has none."""
-    unknown = [d for d in dtypes if machine.uuid is None or not hardware.measured_ceilings(machine.name, d)]
-    measured = _measure(machine, dtypes, run, QUICKLY_S)
-    for dtype in unknown:
-        hardware.store_ceilings(machine.name, dtype, measured[dtype])
-    return measured
+    of_kind = [d for d in dtypes if machine.uuid is None or not hardware.measured_ceilings(machine.name, d)]
+    return _measure(machine, dtypes, run, QUICKLY_S, of_kind)
 
 
-def _measure(machine: Machine, dtypes: Sequence[str], run: RunJob, seconds: float) -> dict[str, Ceilings]:
-    """Measure ceilings by dtype, and store them by the UUID of the GPU."""
+def _measure(
+    machine: Machine, dtypes: Sequence[str], run: RunJob, seconds: float, of_kind: Sequence[str]
+) -> dict[str, Ceilings]:
+    """Measure ceilings by dtype, and store them by the UUID of the GPU; those of some dtypes for its kind too."""
     result = run({"kind": "calibrate", "dtypes": list(dtypes), "seconds": seconds}, 60 + 10 * seconds)
     if result["status"] != "ok":
         raise InputError(f"{machine.name} cannot be calibrated: {result['reason']}")
     source = f"tflabench calibrate, {seconds:g} s: copy of a large buffer (read + write), square matrix products"
-    measured = {
-        dtype: Ceilings(flops_per_s, bytes_per_s, "measured", source)
-        for dtype, (flops_per_s, bytes_per_s) in result["ceilings"].items()
-    }
-    if machine.uuid:
-        for dtype, ceilings in measured.items():
-            hardware.store_ceilings(machine.uuid, dtype, ceilings)
+    measured: dict[str, Ceilings] = {}
+    for dtype, (flops_per_s, bytes_per_s) in result["ceilings"].items():
+        measured[dtype] = Ceilings(flops_per_s, bytes_per_s, "measured", source)
+        for device in (machine.uuid, machine.name if dtype in of_kind else None):
+            if device:
+                hardware.store_ceilings(device, dtype, measured[dtype])
     return measured

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any, Self
 
-from tflabench.bench.machine import Machine
 from tflabench.rows.schema import Row
 from tflabench.selection.comparisons import Comparison
 from tflabench.selection.points import Point
@@ -21,11 +20,6 @@ class Location:
     node: str
     device: str
     gpu_uuid: str | None = None
-
-    @classmethod
-    def of(cls, machine: Machine, node: str) -> Location:
-        """Return the location of a device of a node."""
-        return cls(node, machine.name, machine.uuid)
 
     def __str__(self) -> str:
         return f"{self.node} {self.gpu_uuid[:12]}" if self.gpu_uuid else self.node

@@ -36,7 +36,8 @@ class Host(Stations):
 
     def __init__(self, gpus: Sequence[Machine], rules: Rules, sweep_id: str) -> None:
         self._first_words = (rules, sweep_id)
-        self._locations = {gpu.uuid or "": Location.of(gpu, machine.node_name()) for gpu in gpus}
+        node = machine.node_name()
+        self._locations = {gpu.uuid or "": Location(node, gpu.name, gpu.uuid) for gpu in gpus}
         self._children: dict[str, Child] = {}  # by UUID
         self._tasks: dict[str, Task] = {}  # that a GPU has, by UUID
         self._begun: list[tuple[Task | None, Event]] = []  # since the last `wait`

@@ -26,7 +26,7 @@ from tflabench.bench.machine import Machine, environment, node_name, warm_ups_at
 from tflabench.bench.rows_of_run import Occasion
 from tflabench.bench.rules import Rules
 from tflabench.bench.scheduler import Scheduler
-from tflabench.bench.tuning_store import TuningStore, default_folder, versions
+from tflabench.bench.tuning_store import TuningStore, default_folder
 from tflabench.bench.warm import WarmUp
 from tflabench.bench.warming import Gate
 from tflabench.bench.workers import SHARED, Workers, require_torch, spawn_worker
@@ -74,7 +74,7 @@ class Station(Stations):
     ) -> None:
         require_torch()
         self.machine, self.rules = machine, rules
-        self.location = Location.of(machine, node or node_name())
+        self.location = Location(node or node_name(), machine.name, machine.uuid)
         self._sharing, self._clock, self._sleep = sharing, clock, sleep
         run_id = hashlib.sha256(f"{sweep_id or uuid4()} {self.location}".encode()).hexdigest()[:12]
         self._occasion = Occasion(run_id, machine, rules.protocol, {}, self.location.node, machine.uuid, mixed_versions)
@@ -173,7 +173,8 @@ class Station(Stations):
         self._stack.callback(lock.release)
         self._open()
         assert self._workers is not None
-        tuning = TuningStore(default_folder(), versions(self.machine), self.rules.tuned)
+        versions = {"device": self.machine.name, **registry.package_versions()}
+        tuning = TuningStore(default_folder(), versions, self.rules.tuned)
         self._scheduler = Scheduler(
             self.machine.kind,
             self.rules,

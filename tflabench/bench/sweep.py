@@ -315,22 +315,19 @@ class Sweep:
 
     def _lacking(self) -> list[Task]:
         """Return the comparisons that no folder of a kind of device has, on each kind."""
-        wanted = {kind: self._pending_on(kind) for kind in self._fleet.by_kind}
-        pairs = [
-            (comparison, kind)
-            for comparison in self._comparisons
-            for kind in wanted
-            if not self._resume or comparison in wanted[kind]
-        ]
-        return [Task(number, comparison, kind) for number, (comparison, kind) in enumerate(pairs, 1)]
+        tasks = [Task(0, comparison, kind) for comparison in self._comparisons for kind in self._fleet.by_kind]
+        lacking = self._still_lacking(tasks)
+        for number, task in enumerate(lacking, 1):
+            task.number = number
+        return lacking
 
-    def _pending_on(self, kind: str | None) -> list[Comparison]:
-        """Return the comparisons that no folder of a kind of device has."""
-        lacking = [
-            pending(self._comparisons, self._stores[name].rows, self._rules.protocol, self._fleet.kind)
-            for name in self._fleet.by_kind[kind]
-        ]
-        return [comparison for comparison in lacking[0] if all(comparison in each for each in lacking[1:])]
+    def _still_lacking(self, tasks: Iterable[Task]) -> list[Task]:
+        """Return the tasks whose comparison no folder of their kind of device has; all where that does not matter."""
+        for kind, names in self._fleet.by_kind.items() if self._resume else ():
+            for name in names:
+                rest = pending(self._comparisons, self._stores[name].rows, self._rules.protocol, self._fleet.kind)
+                tasks = [task for task in tasks if task.kind != kind or task.comparison in rest]
+        return list(tasks)
 
     def _expected(self) -> dict[str, float]:
         """Return about how many seconds a point takes, by its id, on the first device of its kind; warn of memory."""
@@ -439,9 +436,7 @@ class Sweep:
         if location not in self._ready:  # the sweep that was waited for may have added rows
             self._ready.add(location)
             self._open_stores(location.device)
-            if self._resume:
-                wanted = {kind: self._pending_on(kind) for kind in self._fleet.by_kind}
-                self._waiting = deque(task for task in self._waiting if task.comparison in wanted[task.kind])
+            self._waiting = deque(self._still_lacking(self._waiting))
 
     def _keep(self, task: Task, row: Row) -> None:
         self._rows[task, row.point] = row

@@ -12,8 +12,6 @@ from typing import Any
 
 from platformdirs import user_cache_path
 
-from tflabench.bench.machine import Machine
-from tflabench.implementations.registry import package_versions
 from tflabench.rows.schema import Row
 from tflabench.selection.points import Point
 
@@ -25,16 +23,11 @@ def default_folder() -> Path:
     return Path(os.environ.get("TFLABENCH_CACHE_DIR") or user_cache_path("tflabench")) / "tuning"
 
 
-def versions(machine: Machine) -> dict[str, str]:
-    """Return what a choice depends on, the point left out: the GPU kind and the versions of packages."""
-    return {"device": machine.name, **package_versions()}
-
-
 class TuningStore:
     """Choices by GPU kind, versions, shape and pass: a file each.
 
     Args:
-        versions: everything but the point that a choice depends on: GPU, torch, Triton, packages.
+        versions: everything but the point that a choice depends on: the kind of GPU and packages.
         rows: choices in these come before those in the folder.
     """
 

@@ -11,8 +11,8 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Container, Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from math import inf
@@ -55,19 +55,14 @@ def spawn_worker(device: str, plugins: Sequence[str] = (), memory_limit: int | N
     return Child.spawn(WORKER, json.dumps(settings), variables=variables)
 
 
-@contextmanager
-def one_worker(device: str, plugins: Sequence[str] = (), memory_limit: int | None = None) -> Iterator[Workers]:
-    """Give a worker to `ask` within the block; it starts when needed, and again after what broke it.
+def one_worker(device: str, plugins: Sequence[str] = (), memory_limit: int | None = None) -> closing[Workers]:
+    """Return a worker to `ask` within a `with` block; it starts when needed, and again after what broke it.
 
     Raises:
         InputError: torch is not installed.
     """
     require_torch()
-    workers = Workers(lambda slot: spawn_worker(device, plugins, memory_limit))
-    try:
-        yield workers
-    finally:
-        workers.close()
+    return closing(Workers(lambda slot: spawn_worker(device, plugins, memory_limit)))
 
 
 @dataclass
