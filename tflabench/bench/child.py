@@ -89,14 +89,6 @@ class Child:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
-    def pause(self) -> None:
-        """Stop it until `resume`."""
-        self.signal(signal.SIGSTOP)
-
-    def resume(self) -> None:
-        """Let it go on."""
-        self.signal(signal.SIGCONT)
-
     def kill(self) -> None:
         """End it and whatever it has started, and close the pipe."""
         self.end()

@@ -26,18 +26,18 @@ class PointRun:
     Attributes:
         slot: names the process that it runs in.
         alone: whether nothing else may use the GPU while it is prepared: it tunes, or memory was too small for two.
-        known: what its autotuners chose before, as the column `tuned`; None where that is not known.
+        tuned_before: what its autotuners chose before, as the column `tuned`; None where that is not known.
         state: "over" is where it has failed; a point that runs is "prepared" between its turns.
         columns: what its preparation, or its failure, says of its row.
         turns: what it has sampled: in the rounds of all, or before these a brief turn for the provisional row.
-        told: whether its provisional row is written.
-        short: whether it was out of memory beside points that were warmed up.
+        has_row: whether its provisional row is written.
+        short_of_memory: whether it was out of memory before: points that are warmed up then give way to its turns.
     """
 
     point: Point
     slot: str
     alone: bool
-    known: Columns | None = None
+    tuned_before: Columns | None = None
     state: State = "compiling"
     columns: Columns = field(default_factory=dict[str, Any])
     turns: list[Turn] = field(default_factory=list[Turn])
@@ -47,8 +47,8 @@ class PointRun:
     compile_s: float = 0.0
     measure_s: float = 0.0
     digest: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
-    told: bool = False
-    short: bool = False
+    has_row: bool = False
+    short_of_memory: bool = False
     started_at: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
 
     @property
@@ -72,8 +72,8 @@ class PointRun:
             return
         self.digest = result.pop("digest")
         self.columns |= result
-        if self.known and result.get("tuned", {}).get("choices") == self.known["choices"]:
-            self.columns["tuned"] = self.known
+        if self.tuned_before and result.get("tuned", {}).get("choices") == self.tuned_before["choices"]:
+            self.columns["tuned"] = self.tuned_before
         self.state = "prepared"
 
     def begin_rounds(self) -> None:

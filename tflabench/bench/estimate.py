@@ -39,8 +39,8 @@ class Target:
     @classmethod
     def of_machine(cls, machine: Machine) -> Target:
         """Return this machine's device."""
-        known = hardware.from_device_name(machine.name)
-        return cls(machine.kind, machine.name, machine.memory_bytes, known.capability if known else None)
+        gpu = hardware.from_device_name(machine.name)
+        return cls(machine.kind, machine.name, machine.memory_bytes, gpu.capability if gpu else None)
 
     @classmethod
     def of_gpu(cls, gpu: Gpu) -> Target:

@@ -41,10 +41,9 @@ def chosen_gpu(
         print(f"note: the rate of {chip.name} is that of bfloat16; give --peak-tflops for {dtype}", file=sys.stderr)
     if peak_tflops is None and bandwidth_tbs is None:
         return chip
-    own = chip.ceilings
     ceilings = hardware.custom(
-        own.flops_per_s / 1e12 if peak_tflops is None else peak_tflops,
-        own.bytes_per_s / 1e12 if bandwidth_tbs is None else bandwidth_tbs,
+        chip.ceilings.flops_per_s / 1e12 if peak_tflops is None else peak_tflops,
+        chip.ceilings.bytes_per_s / 1e12 if bandwidth_tbs is None else bandwidth_tbs,
     ).ceilings
     return replace(chip, ceilings=ceilings)
 

@@ -104,8 +104,8 @@ def assembler(capability: int) -> str | None:
     except ImportError:
         return None
     ptxas = get_ptxas(capability)
-    own = Path(ptxas.path).is_relative_to(Path(triton.__file__).parent)
-    return f"{ptxas.version} of {'Triton' if own else ptxas.path}"
+    bundled = Path(ptxas.path).is_relative_to(Path(triton.__file__).parent)
+    return f"{ptxas.version} of {'Triton' if bundled else ptxas.path}"
 
 
 def command() -> list[str]:
@@ -198,6 +198,6 @@ def _cores() -> int:
 
 
 def _available_bytes() -> int:
-    if (info := Path("/proc/meminfo")).exists() and (found := re.search(r"MemAvailable:\s+(\d+) kB", info.read_text())):
-        return int(found[1]) << 10
+    if (info := Path("/proc/meminfo")).exists() and (kib := re.search(r"MemAvailable:\s+(\d+) kB", info.read_text())):
+        return int(kib[1]) << 10
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

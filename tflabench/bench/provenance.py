@@ -36,8 +36,8 @@ def commit() -> str | None:
 
     TFLABENCH_COMMIT, where set, wins: for files that were copied without their .git, or over another checkout.
     """
-    if said := os.environ.get("TFLABENCH_COMMIT"):
-        return said
+    if given := os.environ.get("TFLABENCH_COMMIT"):
+        return given
     root = Path(tflabench.__file__).resolve().parent.parent
     if not (root / ".git").exists() or not shutil.which("git"):
         return None

@@ -67,7 +67,7 @@ class Scheduler:
         self._tickets: dict[int, PointRun] = {}
         self._timed_out: list[Point] = []
         self._interlude: Callable[[], None] | None = None
-        self._told_any = False
+        self._any_row = False
         self._short_of_memory = False  # from now on one comparison after the other
 
     @property
@@ -129,8 +129,8 @@ class Scheduler:
             impl = point.implementation
             on_gpu = self._device == "cuda"
             slot = f"{impl.package}/{id(task)}/{number}" if impl.own_process and on_gpu else SHARED
-            known = self._tuning.look_up(point, self._rules.tune_s) if impl.tunes and on_gpu else None
-            run = PointRun(point, slot, alone=impl.tunes and on_gpu and known is None, known=known)
+            tuned_before = self._tuning.look_up(point, self._rules.tune_s) if impl.tunes and on_gpu else None
+            run = PointRun(point, slot, alone=impl.tunes and on_gpu and tuned_before is None, tuned_before=tuned_before)
             runs.append(run)
             if reason := impl.refuses(point.problem, self._device):
                 run.fail("unsupported", reason)
@@ -152,7 +152,7 @@ class Scheduler:
             run.state = "ready"
             # Nothing is in place of a kernel that cannot be compiled, unless it is one of a tuner's.
             if warmed.status in ("crashed", "timeout", "compile_error") and not run.point.implementation.tunes:
-                begun = next(each for each in (*self._active, *self._waiting) if run in each.runs)
+                begun = next(other for other in (*self._active, *self._waiting) if run in other.runs)
                 run.fail(warmed.status, warmed.reason)
                 if begun in self._active:
                     self._on_point(begun, run)
@@ -204,7 +204,7 @@ class Scheduler:
     def _prepare_next(self, begun: ComparisonRun) -> bool | None:
         """Prepare a point that is compiled; of the very first row, one of the first point's family."""
         ready = [run for run in begun.runs if run.state == "ready"]
-        if not self._told_any:
+        if not self._any_row:
             ready = begun.leading(ready) or ([] if self._working else begun.leading_compiling())
         if not ready or self._time_is_up():
             return None
@@ -224,7 +224,7 @@ class Scheduler:
         return False if begun.gathered or any(run.state in ("starting", "preparing") for run in begun.runs) else None
 
     def _prepare_one(self, begun: ComparisonRun, ready: Sequence[PointRun]) -> bool:
-        at_once = AT_ONCE if self._told_any else 1  # the first row comes before anything else
+        at_once = AT_ONCE if self._any_row else 1  # the first row comes before anything else
         for run in ready:
             if self._workers.busy(run.slot) or len(self._working) >= at_once:
                 continue
@@ -240,7 +240,7 @@ class Scheduler:
             if run.alone and not self._clear_gpu(run):
                 continue
             job: dict[str, Any] = {"kind": "prepare", "verify_s": self._rules.protocol.verify_s}
-            job |= {"tune_s": self._rules.tune_s, "replay": run.known and run.known["choices"]}
+            job |= {"tune_s": self._rules.tune_s, "replay": run.tuned_before and run.tuned_before["choices"]}
             self._give(begun, run, "preparing", job)
             return True
         return False
@@ -263,7 +263,7 @@ class Scheduler:
         self._workers.pause(others)
         if self._warm_up:
             self._warm_up.pause()
-            if run.short:
+            if run.short_of_memory:
                 self._warm_up.give_way()
         return True
 
@@ -298,8 +298,8 @@ class Scheduler:
                 self._tuning.keep(run.point, run.columns["tuned"], self._rules.tune_s)
         else:
             run.sampled(result)
-        if run.state == "over" or (run.turns and not run.told):
-            self._told_any = run.told = True
+        if run.state == "over" or (run.turns and not run.has_row):
+            self._any_row = run.has_row = True
             self._on_point(begun, run)
 
     def _may_have_more_memory(self, begun: ComparisonRun, run: PointRun) -> bool:
@@ -322,9 +322,12 @@ class Scheduler:
             if other in self._active[place + 1 :]:
                 self._workers.end(waiting.slot)
                 if waiting.state != "over":
-                    waiting.known = waiting.columns.get("tuned") or waiting.known
+                    waiting.tuned_before = waiting.columns.get("tuned") or waiting.tuned_before
                     other.prepare_again(waiting)
-        beside, run.short = self._warm_up is not None and not run.short and self._warm_up.give_way(), True
+        beside, run.short_of_memory = (
+            self._warm_up is not None and not run.short_of_memory and self._warm_up.give_way(),
+            True,
+        )
         return bool(beside or idle or (self._working and not run.alone))
 
     def _close(self, begun: ComparisonRun) -> None:

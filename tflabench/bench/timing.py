@@ -62,9 +62,9 @@ def noisy(turns: Sequence[Turn], others: Iterable[Sequence[Turn]]) -> bool:
 
     That is less well than half of the relative distance to the nearest of them, and than NOISY.
     """
-    own = median(sample for turn in turns for sample in turn.samples)
+    middle = median(sample for turn in turns for sample in turn.samples)
     medians = [median(sample for turn in other for sample in turn.samples) for other in others if other]
-    nearest = min((abs(other / own - 1) for other in medians), default=2 * NOISY_ALONE)
+    nearest = min((abs(other / middle - 1) for other in medians), default=2 * NOISY_ALONE)
     return uncertainty(turns) > max(NOISY, nearest / 2)
 
 

@@ -220,7 +220,7 @@ class Workers:
         for slot in slots:
             self._workers[slot].paused_at = self._clock()
         for slot in stopped:
-            self._workers[slot].child.pause()
+            self._workers[slot].child.signal(signal.SIGSTOP)
         if stopped:
             self._sleep(PAUSE_S)
 
@@ -228,7 +228,7 @@ class Workers:
         """Let paused processes go on; the pause does not count against their time."""
         for worker in self._workers.values():
             if worker.paused_at is not None:
-                worker.child.resume()
+                worker.child.signal(signal.SIGCONT)
                 worker.deadline += self._clock() - worker.paused_at
                 worker.paused_at = None
 
