@@ -19,7 +19,7 @@ from tflabench.implementations.adapter import Case, Formulation, Implementation,
 from tflabench.implementations.mlstm import GATES, GateName, sequence_inputs, sequence_oracle
 from tflabench.implementations.packages import installed_version
 from tflabench.problem import Problem
-from tflabench.theory.calibrated import Modelled
+from tflabench.theory.launches import Modelled
 
 if TYPE_CHECKING:
     import torch

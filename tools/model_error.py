@@ -17,7 +17,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 
@@ -25,12 +25,11 @@ from tflabench.implementations import registry
 from tflabench.problem import InputError, Problem
 from tflabench.rows.load import Results, find_results
 from tflabench.theory import calibrated, fused
-from tflabench.theory.calibrated import Modelled
 from tflabench.theory.chunk_size import Tradeoff
 from tflabench.theory.constants import FITTED_GPU, FITTED_HEADS
 from tflabench.theory.hardware import Ceilings, Gpu, described
 from tflabench.theory.held_out import TABLE, ModelError
-from tflabench.theory.launches import Chip
+from tflabench.theory.launches import Algorithm, Chip, Modelled
 
 SHORTEST, LONGEST = 1e-8, 1e-5  # seconds between which a round trip is looked for
 PRECISION = 1e-3  # relative, to which it is fitted
@@ -66,8 +65,7 @@ class JudgedRow:
 def published(problem: Problem, kernel: Modelled, gpu: Gpu) -> float:
     """Seconds by eq. 116 at `problem.chunk_size`, on the datasheet's roofs; it knows no shared heads."""
     if kernel.algorithm == "fused":
-        size, group = problem.chunk_size or problem.seq_len, kernel.group(problem)
-        cost = fused.cost(problem, kernel.gate, size, gate_gradients=kernel.gate_gradients, group=group)
+        cost = fused.cost(problem, kernel, problem.chunk_size or problem.seq_len)
         return cost.flops / gpu.ceilings.flops_per_s + cost.bytes / gpu.ceilings.bytes_per_s
     return float(Tradeoff(problem, kernel.gate, gpu.ceilings).time(problem.chunk_size).upper)
 
@@ -97,7 +95,7 @@ def judge(folders: Iterable[Results]) -> tuple[list[JudgedRow], Counter[str]]:
             ceilings = results.runs.get(row.run_id, {}).get("ceilings", {}).get(row.dtype)
             gpu = described(row.device, row.dtype)
             chip = Chip.of(gpu, Ceilings(**ceilings) if ceilings else None)
-            problem = Problem(**{field.name: getattr(row, field.name) for field in fields(Problem)})
+            problem = row.problem
             terms = calibrated.predict(problem, kernel, chip)
             seconds = published(problem, kernel, gpu)
             judged.append(JudgedRow(row.title, gpu, chip, kernel, problem, row.ms_median / 1e3, seconds, terms))
@@ -112,7 +110,7 @@ def median_and_worst(errors: Iterable[float]) -> tuple[float, float]:
 
 def errors_by_gpu(judged: Iterable[JudgedRow]) -> list[ModelError]:
     """Return what `held_out.json` holds: errors by GPU kind and algorithm, in the order of their names."""
-    groups: dict[tuple[str, calibrated.Algorithm], list[float]] = {}
+    groups: dict[tuple[str, Algorithm], list[float]] = {}
     for row in judged:
         groups.setdefault((row.gpu.name, row.kernel.algorithm), []).append(row.error)
     errors = []

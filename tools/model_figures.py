@@ -19,7 +19,7 @@ from tflabench.problem import Problem
 from tflabench.theory import calibrated
 from tflabench.theory.chunk_size import Tradeoff
 from tflabench.theory.hardware import slug
-from tflabench.theory.launches import TERMS
+from tflabench.theory.launches import ALGORITHMS, TERMS
 
 # Memory in blues, matrix products in greens, what the paper's model leaves out in warm colours.
 COLOURS = ("#08519c", "#6baed6", "#006d2c", "#74c476", "#fee08b", "#fdae61", "#f46d43", "#9e0142", "#8d6e63")
@@ -77,7 +77,7 @@ def breakdown(stem: str, rows: Sequence[JudgedRow]) -> Figure:
         caption=(
             *(f"{term}: {meaning}." for term, meaning in TERMS.items()),
             *([f"Best L: {'; '.join(f'{step.name}, {step.best}' for step in moves)}."] if moves else []),
-            f"Modelled: {calibrated.ALGORITHMS[first.kernel.algorithm]}.",
+            f"Modelled: {ALGORITHMS[first.kernel.algorithm]}.",
         ),
         height=1.9,
     )

@@ -9,9 +9,8 @@ import pytest
 from rich.console import Console
 from synthetic import APART, IN_FULL, IN_PART, row
 
-from tflabench.conclusions.contests import contests
 from tflabench.conclusions.ratio import ratio
-from tflabench.conclusions.summary import MOST_FAILURES, MOST_PROBLEMS, Swept, closing, ending, line
+from tflabench.conclusions.summary import MOST_FAILURES, MOST_PROBLEMS, Swept, closing, contests, ending, line
 from tflabench.rows.schema import Row
 
 FOLDER = Path("results") / "h200" / "quick"

@@ -9,9 +9,9 @@ import pytest
 from tflabench.implementations import registry
 from tflabench.problem import InputError, Problem
 from tflabench.theory import calibrated, tfla
-from tflabench.theory.calibrated import Modelled, predict
+from tflabench.theory.calibrated import predict
 from tflabench.theory.hardware import Ceilings, custom, find, from_device_name
-from tflabench.theory.launches import RESOURCES, TERMS, Chip, Launch, total
+from tflabench.theory.launches import ALGORITHMS, RESOURCES, TERMS, Algorithm, Chip, Launch, Modelled, total
 
 FIG_4 = Problem(batch=16, heads=16, seq_len=4096, d_qk=128, d_hv=256)
 WIDE = Problem(batch=8, heads=8, seq_len=8192, d_qk=256, d_hv=512)
@@ -21,7 +21,7 @@ MEASURED_ROOFS = Ceilings(782e12, 4.26e12, "measured", "calibrate")
 H200 = Chip.of(find("H200"), MEASURED_ROOFS)
 
 
-def milliseconds(problem: Problem, algorithm: calibrated.Algorithm = "tfla", gate: str = "sig") -> float:
+def milliseconds(problem: Problem, algorithm: Algorithm = "tfla", gate: str = "sig") -> float:
     return 1e3 * sum(predict(problem, Modelled(algorithm, gate), H200).values())  # type: ignore[arg-type]
 
 
@@ -83,15 +83,15 @@ def test_the_measured_best_l_is_within_5_percent_of_the_modelled_one(pass_):
 
 def test_causal_waste_and_recomputation_are_what_the_tiles_say():
     """At L = 256 tiles of 64 by 64 compute 10 of 16 blocks and 8 are needed; 512 columns make two blocks, 256 one."""
-    (h,) = (launch for launch in tfla.launches(FIG_4, "sig", 256, 2) if launch.name == "H")
+    (h,) = (launch for launch in tfla.launches(FIG_4, Modelled("tfla", "sig"), 256, 2) if launch.name == "H")
     assert h.flops["causal waste"] / h.flops["within chunks"] == pytest.approx(10 / 8 - 1)
     assert h.flops["recomputation"] == 0
-    (wide,) = (launch for launch in tfla.launches(WIDE, "sig", 256, 2) if launch.name == "H")
+    (wide,) = (launch for launch in tfla.launches(WIDE, Modelled("tfla", "sig"), 256, 2) if launch.name == "H")
     scores = 2 * 256 * 160 * WIDE.tokens * WIDE.heads  # 512 columns in two blocks of 256; 160 steps met on average
     assert wide.flops["recomputation"] == scores
 
 
-@pytest.mark.parametrize("algorithm", calibrated.ALGORITHMS)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("pass_", ["fw", "fwbw"])
 @pytest.mark.parametrize(
     "problem",

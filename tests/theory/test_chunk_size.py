@@ -12,7 +12,7 @@ import pytest
 import sympy
 
 from tflabench.problem import InputError, Problem
-from tflabench.theory.chunk_size import Tradeoff, check_chunk_size, check_tile, eq_111, eq_121
+from tflabench.theory.chunk_size import Tradeoff, check_chunk_size, check_tile
 from tflabench.theory.hardware import custom, find
 
 FIG_17 = Problem(batch=8, heads=8, seq_len=8192, d_qk=256, d_hv=512)
@@ -27,6 +27,17 @@ VARIANTS = [
 L, d, p, F, alpha, beta, b_C = sympy.symbols("L d p F alpha beta b_C", positive=True)
 FLOPS = L**2 * F * (2 * d * p + 2 * d + 6) + L**2 + L * (4 * d**2 * p + 2 * d * p + d + 11) + 2 * d**2 * p + 5
 BYTES = 6 * L * d * (1 + p) + 8 * L + 2 * b_C * d**2 * p
+
+
+def eq_111(d_hv, p_qk, causal_factor=0.5):
+    """L_opt,FLOP of the sig forward as printed; p_qk = d_qk / d_hv."""
+    return np.sqrt((2 * d_hv**2 * p_qk + 5) / (2 * causal_factor * (d_hv * (1 + p_qk) + 3) + 1))
+
+
+def eq_121(d_hv, p_qk, intensity, causal_factor=0.5, state_bytes=4):
+    """L_opt,runtime of the sig forward as printed, on an accelerator of intensity I_acc = alpha/beta in FLOP/byte."""
+    state = 2 * d_hv**2 * p_qk
+    return np.sqrt((state + 5 + intensity * state * state_bytes) / (2 * causal_factor * (d_hv * (1 + p_qk) + 3) + 1))
 
 
 def optimum(time_per_step: sympy.Expr) -> sympy.Expr:

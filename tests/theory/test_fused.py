@@ -16,15 +16,24 @@ from tflabench.problem import InputError, Problem
 from tflabench.theory import fused, walk_counts
 from tflabench.theory.call_cost import call_cost
 from tflabench.theory.hardware import Ceilings, custom, find
+from tflabench.theory.launches import Modelled
 from tflabench.theory.walk_counts import step_bytes, tensor_bytes
 
 FIG_4 = Problem(batch=16, heads=16, seq_len=4096, d_qk=128, d_hv=256)
 WIDE = Problem(batch=8, heads=8, seq_len=8192, d_qk=256, d_hv=512)
 
 
+SIG, EXP, FIXED = Modelled("fused", "sig"), Modelled("fused", "exp"), Modelled("fused", "sig", gate_gradients=False)
+
+
+def shared(problem: Problem, group: int) -> Problem:
+    """Return a problem of which so many heads share one of q and k."""
+    return problem.with_(heads_qk=problem.heads // group) if group > 1 else problem
+
+
 def kernels(problem: Problem, gate_gradients: bool = True, group: int = 1) -> tuple[Kernel, ...]:
     """Of one segment."""
-    return fused.launched(problem, "sig", problem.seq_len, gate_gradients, group)
+    return fused.launched(shared(problem, group), SIG if gate_gradients else FIXED, problem.seq_len)
 
 
 def walks(problem: Problem, gate_gradients: bool = True, group: int = 1) -> tuple[Walk, ...]:
@@ -158,7 +167,7 @@ def test_states_of_tiles_are_as_large_as_the_heads(d):
     )
     steps = p.batch * p.heads * p.seq_len
     assert plan.by_tiles
-    launched = fused.launches(p, "sig", p.seq_len, gate_gradients=False, group=128)
+    launched = fused.launches(shared(p, 128), FIXED, p.seq_len)
     moved = [launch.moved["states"] / steps for launch in launched[1:] if "states" in launch.moved]
     assert moved == [0, 2 * d * d / 64, 2 * d * d / 64, 2 * 2 * d * d / 64], "h has none in memory"
     assert plan.workspace_bytes(2) / steps == 2 * d * d / 64, "dC lies where dv goes"
@@ -339,15 +348,15 @@ def test_bytes_and_programs_are_those_the_host_code_launches(
 
     steps = p.tokens * p.heads
     gates = 2 * 2 + 8  # pre-activations, exponents
-    wanted = {"gate_gradients": gate_gradients, "group": group}
+    wanted, kernel = {"gate_gradients": gate_gradients, "group": group}, SIG if gate_gradients else FIXED
     if pass_ == "fwbw" and gate_gradients:
         parts = -(-d_qk // 128) * -(-d_hv // 256)
         sums = (
             4 * 4 + 4 / 64 if "C of tiles" in {kernel.name for kernel in kernels(p, **wanted)} else 2 * 4 * 4 * parts
         )  # read twice, or once by tiles
         gates += sums + 4 * 2  # pre-activations and their gradients
-    assert fused.cost(p, "sig", chunk_size, **wanted).bytes == sum(moved) + steps * gates
-    launched = fused.launches(p, "sig", chunk_size, **wanted)
+    assert fused.cost(shared(p, group), kernel, chunk_size).bytes == sum(moved) + steps * gates
+    launched = fused.launches(shared(p, group), kernel, chunk_size)
     named = {kernel.name for kernel in kernels(p, **wanted)}
     assert [found.programs for found in launched if found.name in named] == programs
     assert [found.programs for found in launched if "of segments" in found.name] == of_states
@@ -359,35 +368,35 @@ def test_bytes_and_programs_are_those_the_host_code_launches(
 def test_row_sums_are_for_gate_gradients():
     """What they cost: q and k once more, two products with the rest of the state and one within tiles, the sums."""
     p = FIG_4.with_(d_qk=256, pass_="fwbw")  # of which dk and dv are two walks without them too
-    with_sums, without = (fused.cost(p, "sig", 4096, gate_gradients=wanted) for wanted in (True, False))
+    with_sums, without = (fused.cost(p, kernel, 4096) for kernel in (SIG, FIXED))
     steps, parts = p.tokens * p.heads, 2
     assert with_sums.flops - without.flops == steps * (2 * 2 * 256 * 256 + 2 * 64 * 256 / 2)
     gates = 2 * 2 + 2 * 2
     assert with_sums.bytes - without.bytes == steps * (2 * 2 * 256 + 3 * 4 * 4 * parts + gates)
-    assert fused.cost(FIG_4, "sig", 4096, gate_gradients=False) == fused.cost(FIG_4, "sig", 4096), "none in forward"
+    assert fused.cost(FIG_4, FIXED, 4096) == fused.cost(FIG_4, SIG, 4096), "none in forward"
 
 
 def test_the_cost_is_what_the_bench_asks_the_cost_model_for():
     for pass_ in ("fw", "fwbw"):
         problem = FIG_4.with_(pass_=pass_, chunk_size=1024)
-        assert call_cost(problem, "fused", "exp") == fused.cost(problem, "exp", 1024)
-        assert call_cost(problem.with_(chunk_size=None), "fused", None) == fused.cost(problem, "sig", 4096)
+        assert call_cost(problem, "fused", "exp") == fused.cost(problem, EXP, 1024)
+        assert call_cost(problem.with_(chunk_size=None), "fused", None) == fused.cost(problem, SIG, 4096)
 
 
 def test_forward_flops_are_those_of_chunks_of_one_tile_whatever_l_is():
-    whole = fused.cost(FIG_4, "sig", 4096)
+    whole = fused.cost(FIG_4, SIG, 4096)
     assert whole.flops == call_cost(FIG_4.with_(chunk_size=64), "chunkwise", "sig").flops
-    assert fused.cost(FIG_4, "sig", 1 << 20) == whole
+    assert fused.cost(FIG_4, SIG, 1 << 20) == whole
     state_pass = 2 * 128 * 256 * FIG_4.tokens * FIG_4.heads
     for L in (1024, 256):  # but for the last segment
-        assert fused.cost(FIG_4, "sig", L).flops == whole.flops + (1 - L / 4096) * state_pass
+        assert fused.cost(FIG_4, SIG, L).flops == whole.flops + (1 - L / 4096) * state_pass
 
 
 def test_heads_of_a_program_save_scores():
     """Q K^T of h, once for four."""
     p = Problem(batch=16, heads=64, seq_len=4096, d_qk=64, d_hv=64)
     product = 2 * 64 * 64 / 2  # of a step and head, causal
-    alone, together = (fused.cost(p, "sig", 4096, group=group).flops for group in (1, 64))
+    alone, together = (fused.cost(shared(p, group), SIG, 4096).flops for group in (1, 64))
     assert alone - together == p.tokens * p.heads * product * (1 - 1 / 4)
 
 
@@ -403,9 +412,9 @@ def test_states_of_64_by_64_are_walked_backward_where_heads_share_nothing():
     assert names(gate_gradients=False) == names(gate_gradients=False, group=2) == ["h", "dq", "dk, dv"]
     assert names(p.with_(d_hv=128), group=64) == ["h", "dq", "dk, dv"]
     assert names(p.with_(pass_="fw")) == ["h"]
-    launched = [launch.name for launch in fused.launches(p, "sig", 4096, group=64)]
+    launched = [launch.name for launch in fused.launches(shared(p, 64), SIG, 4096)]
     assert launched[-2:] == ["dq, dk, dv", "gate gradients"]  # a program adds up all that share q and k
-    launched = [launch.name for launch in fused.launches(p.with_(heads=128), "sig", 4096, group=128)]
+    launched = [launch.name for launch in fused.launches(shared(p.with_(heads=128), 128), SIG, 4096)]
     assert launched[-3:] == ["dq of heads, added up", "dk of heads, added up", "gate gradients"]
     assert not {"sums of tiles", "through tiles"} & set(launched)
 
@@ -422,14 +431,14 @@ def test_heads_of_32_are_made_tile_by_tile_backward_and_two_programs_share_a_mul
         Sizes(4, 128, 1, 8192, 32, 32), Device(90, 132), 8192, gate_gradients=True, of_last_n=True
     )
     assert of_last_n.by_tiles is None
-    assert fused.waves(p, "sig", 8192, H200)["h"] == 4 * 128 / 132 / 2
+    assert fused.waves(p, SIG, 8192, H200)["h"] == 4 * 128 / 132 / 2
     (h,) = walks(p.with_(pass_="fw"))
     assert (h.resident, h.programs, h.shape) == (2, 264, WalkShape.of(64, 64, sums=False))
     assert walks(FIG_4)[0].resident == 1
 
 
 def test_segments_but_for_the_last_cost_a_second_read_of_k_and_v_and_all_cost_states():
-    cut, whole = fused.cost(FIG_4, "sig", 1024), fused.cost(FIG_4, "sig", 4096)
+    cut, whole = fused.cost(FIG_4, SIG, 1024), fused.cost(FIG_4, SIG, 4096)
     state = FIG_4.batch * FIG_4.heads * 128 * 256 * 4
     again = 3 / 4 * FIG_4.tokens * FIG_4.heads * (128 + 256) * 2
     assert cut.bytes - whole.bytes == again + (3 + 3 + 4 + 4) * state  # added up, read, replaced, read by the walk
@@ -449,18 +458,18 @@ def test_the_state_on_chip_fits_the_registers_of_a_program():
 
 
 def test_waves_are_programs_over_multiprocessors():
-    four_heads = fused.waves(Problem(16, 64, 4096, 64, 64, pass_="fwbw"), "sig", 4096, H200, group=64)
+    four_heads = fused.waves(shared(Problem(16, 64, 4096, 64, 64, pass_="fwbw"), 64), SIG, 4096, H200)
     by_tiles = {"dq, dk, dv": 16 * 64 * 64 / 64 / 132}
     assert four_heads == dict.fromkeys(("h", "C of tiles", "dC of tiles"), 256 / 132) | by_tiles
-    assert list(fused.waves(FIG_4.with_(pass_="fwbw"), "sig", 4096, H200, gate_gradients=False)) == [
+    assert list(fused.waves(FIG_4.with_(pass_="fwbw"), FIXED, 4096, H200)) == [
         "h",
         "dq",
         "dk, dv",
     ]
-    assert fused.waves(FIG_4, "sig", 4096, H200) == {"h": 256 / 132}
-    assert fused.waves(WIDE.with_(pass_="fwbw"), "sig", 4096, H200)["dv"] == 64 * 2 * 4 / 132
+    assert fused.waves(FIG_4, SIG, 4096, H200) == {"h": 256 / 132}
+    assert fused.waves(WIDE.with_(pass_="fwbw"), SIG, 4096, H200)["dv"] == 64 * 2 * 4 / 132
     with pytest.raises(InputError, match="multiprocessors of custom is not known"):
-        fused.waves(FIG_4, "sig", 4096, custom(100, 1))
+        fused.waves(FIG_4, SIG, 4096, custom(100, 1))
 
 
 @pytest.mark.parametrize("pass_", ["fw", "fwbw"])
@@ -469,16 +478,16 @@ def test_the_best_l_fills_the_chip_and_no_more(pass_):
     as many programs.
     """
     one = {"batch": 1, "seq_len": 65536, "pass_": pass_}
-    assert fused.best_chunk_size(FIG_4.with_(pass_=pass_), "sig", H200) == 4096
+    assert fused.best_chunk_size(FIG_4.with_(pass_=pass_), SIG, H200) == 4096
     two = {"batch": 2, "seq_len": 32768, "pass_": pass_}
     for shape, in_training in ((FIG_4, 8), (WIDE, 4)):  # of the wide one dq and dk have as many programs as h
-        best = fused.best_chunk_size(shape.with_(**one), "sig", H200)
+        best = fused.best_chunk_size(shape.with_(**one), SIG, H200)
         assert best == {"fw": 14592, "fwbw": 65536 // in_training}[pass_]
-        forward, _ = fused.planned(shape.with_(**one), "sig", best)
+        forward, _ = fused.planned(shape.with_(**one), SIG, best)
         first = forward.first.items if forward.first else 0
         wanted = {"fw": (112, 4, 32), "fwbw": (1024 // in_training, in_training, 0)}[pass_]
         assert (forward.cut.first_tiles, len(forward.h.segments), first) == wanted
-        assert fused.best_chunk_size(shape.with_(**two), "sig", H200) == {
+        assert fused.best_chunk_size(shape.with_(**two), SIG, H200) == {
             "fw": 13184, "fwbw": 65536 // in_training,
         }[pass_]  # fmt: skip
 
@@ -486,25 +495,23 @@ def test_the_best_l_fills_the_chip_and_no_more(pass_):
 def test_a_short_first_segment_spares_the_state_pass_two_of_them():
     """112 of 1,024 tiles, then 4 times 228, of which the last need not be gone over either."""
     long, state = FIG_4.with_(batch=1, seq_len=65536), 16 * 128 * 256 * 4
-    forward, backward = fused.planned(long.with_(pass_="fwbw"), "sig", 14592)
+    forward, backward = fused.planned(long.with_(pass_="fwbw"), SIG, 14592)
     assert forward.state_pass
     assert backward
     assert backward.state_pass
     parts = forward.state_pass.parts
     assert (forward.cut.count, len(parts.added), parts.tiles) == (5, 3 * 2, 684)  # 96 programs beside 32
     assert backward.state_pass.parts.tiles == 912
-    bytes_of = [fused.cost(long, "sig", L).bytes for L in (14592, 65536)]
+    bytes_of = [fused.cost(long, SIG, L).bytes for L in (14592, 65536)]
     again = 684 * 64 * 16 * (128 + 256) * 2
     # Added up by parts and read, what h of the first leaves and its read, joined, read by h of the others.
     assert bytes_of[0] - bytes_of[1] == again + (2 * 6 + 2 + 5 + 4) * state
-    flops_of = [fused.cost(long, "sig", L).flops for L in (14592, 65536)]
+    flops_of = [fused.cost(long, SIG, L).flops for L in (14592, 65536)]
     assert flops_of[0] - flops_of[1] == 684 * 64 * 16 * 2 * 128 * 256
-    launches = fused.launches(long, "sig", 14592)
+    launches = fused.launches(long, SIG, 14592)
     assert [launch.name for launch in launches] == ["gates", "C of segments, h of the first", "C, joined", "h"]
     assert [launch.programs for launch in launches[1:]] == [96 + 32, 16 * 128 * 256 / 1024, 128]
     assert sum(sum(launch.moved.values()) for launch in launches) == pytest.approx(bytes_of[0])
     # The walks as over one segment, whose programs are of half the rows too.
-    flops, whole = (
-        sum(sum(launch.flops.values()) for launch in fused.launches(long, "sig", L)) for L in (14592, 65536)
-    )
+    flops, whole = (sum(sum(launch.flops.values()) for launch in fused.launches(long, SIG, L)) for L in (14592, 65536))
     assert flops - whole == pytest.approx(684 * 64 * 16 * 2 * 128 * 256)

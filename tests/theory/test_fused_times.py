@@ -10,9 +10,10 @@ from tflabench.kernels.scalar.plan import hopper as plans
 from tflabench.problem import InputError, Problem
 from tflabench.theory import fused
 from tflabench.theory.hardware import Ceilings, Gpu, find
-from tflabench.theory.launches import Chip, total
+from tflabench.theory.launches import Chip, Modelled, total
 from tflabench.theory.roofline import percent_of_own_roofline
 
+SIG = Modelled("fused", "sig")
 FIG_4 = Problem(batch=16, heads=16, seq_len=4096, d_qk=128, d_hv=256)
 WIDE = Problem(batch=8, heads=8, seq_len=8192, d_qk=256, d_hv=512)
 H200 = replace(find("H200"), ceilings=Ceilings(782e12, 4.26e12, "measured", "calibrate"))
@@ -25,7 +26,7 @@ MEASURED = [
 
 @pytest.mark.parametrize(("problem", "gpu", "measured_ms"), MEASURED)
 def test_the_bound_is_below_what_was_measured_but_not_far(problem, gpu, measured_ms):
-    bound = fused.runtime(problem, "sig", gpu) * 1e3
+    bound = fused.runtime(problem, SIG, gpu) * 1e3
     assert 0.7 * measured_ms < bound < measured_ms
 
 
@@ -88,8 +89,8 @@ TOLERANCE = 0.01  # of predicted over measured time; every mutation below moves 
 
 
 def ratio(problem: Problem, measured_ms: float, gpu: Gpu) -> float:
-    group = 64 if problem.heads == 64 else 1
-    found = fused.launches(problem, "sig", problem.chunk_size or problem.seq_len, group=group)
+    kernel = replace(SIG, shared=problem.heads == 64)
+    found = fused.launches(problem, kernel, problem.chunk_size or problem.seq_len)
     return sum(total(found, Chip.of(gpu)).values()) * 1e3 / measured_ms
 
 
@@ -138,17 +139,17 @@ def test_nothing_is_faster_than_its_bytes_and_products(name, problem, measured_m
 
 
 def test_fixed_decays_are_faster_as_they_were_measured():
-    launches = fused.launches(FIG_4.with_(pass_="fwbw"), "sig", 4096, gate_gradients=False)
+    launches = fused.launches(FIG_4.with_(pass_="fwbw"), replace(SIG, gate_gradients=False), 4096)
     assert not {"gate gradients", "sums of tiles"} & {launch.name for launch in launches}
     fixed = sum(total(launches, Chip.of(H200)).values()) * 1e3
     assert fixed / 1.48 == pytest.approx(1.103, abs=TOLERANCE)  # decisions/archive/2026-11-22-dk-and-dv.md
 
 
 def test_programs_share_a_state_of_more_than_256_columns():
-    found = {launch.name: launch for launch in fused.launches(WIDE.with_(pass_="fwbw"), "sig", 8192)}
+    found = {launch.name: launch for launch in fused.launches(WIDE.with_(pass_="fwbw"), SIG, 8192)}
     assert [found[name].programs for name in ("h", "dq", "dk", "dv")] == [256] * 4
 
 
 def test_decode_has_no_walk():
     with pytest.raises(InputError, match="pass is 'decode'"):
-        fused.cost(Problem(1, 1, 1, 64, 64, pass_="decode"), "sig", 64)
+        fused.cost(Problem(1, 1, 1, 64, 64, pass_="decode"), SIG, 64)

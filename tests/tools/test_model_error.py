@@ -19,8 +19,8 @@ from tflabench.figures.model import Curve, Rule, Stack
 from tflabench.rows.load import find_results, read_results
 from tflabench.rows.schema import Row
 from tflabench.theory import calibrated, held_out
-from tflabench.theory.calibrated import Modelled
 from tflabench.theory.hardware import Ceilings, find
+from tflabench.theory.launches import Modelled
 
 WIDE = {"batch": 8, "heads": 8, "seq_len": 8192, "d_qk": 256, "d_hv": 512}
 ROOFS = {"flops_per_s": 782e12, "bytes_per_s": 4.26e12, "provenance": "measured", "source": "calibrate"}

@@ -182,7 +182,7 @@ def memory(kernel: AdvisedKernel, problem: Problem) -> CallMemory:
     made = steps * p.d_hv * p.element_bytes
     size = min(p.chunk_size or p.seq_len, p.seq_len)
     if kernel.modelled and kernel.algorithm == "fused":
-        forward, backward = fused.planned(p, kernel.modelled.gate, size, kernel.modelled.gate_gradients, group)
+        forward, backward = fused.planned(p, kernel.modelled, size)
         shapes = hopper.saved(launches.sizes(p, group), size, stabilised=normalized)
         saved = sum(map(math.prod, shapes)) * FLOAT32_BYTES
         works = backward.workspace_bytes(p.element_bytes) if backward else forward.workspace_bytes

@@ -5,16 +5,15 @@ The records are those of `tflabench optimal-chunk --json`. The paper's own optim
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 from tflabench.conclusions.advise import advised
 from tflabench.implementations import registry
 from tflabench.implementations.adapter import Implementation
 from tflabench.problem import Problem
 from tflabench.theory import fused
-from tflabench.theory.calibrated import Algorithm
-from tflabench.theory.cost import Gate
 from tflabench.theory.hardware import Gpu
+from tflabench.theory.launches import Algorithm, Modelled
 from tflabench.theory.prediction import predict
 
 
@@ -69,13 +68,13 @@ def _fused_chunk(impl: Implementation | None, problem: Problem, gate: str, gpu: 
     """Return the L of least time of fused kernels and what it takes; None where they do not run."""
     if impl is None or impl.refusal_on(problem, gpu):
         return None
-    gates = cast("Gate", gate)
-    best = fused.best_chunk_size(problem, gates, gpu)
-    launched = fused.launched(problem, gates, best)
+    kernel = Modelled("fused", gate)
+    best = fused.best_chunk_size(problem, kernel, gpu)
+    launched = fused.launched(problem, kernel, best)
     return {
         "chunk_size": best,
         "segments": fused.segments(problem, best),
-        "predicted_ms_lower": fused.runtime(problem.with_(chunk_size=best), gates, gpu) * 1e3,
-        "waves": fused.waves(problem, gates, best, gpu),
-        "on_chip_state_bytes": {kernel.name: kernel.on_chip_bytes for kernel in launched},
+        "predicted_ms_lower": fused.runtime(problem.with_(chunk_size=best), kernel, gpu) * 1e3,
+        "waves": fused.waves(problem, kernel, best, gpu),
+        "on_chip_state_bytes": {each.name: each.on_chip_bytes for each in launched},
     }

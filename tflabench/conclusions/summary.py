@@ -11,8 +11,7 @@ from pathlib import Path
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from tflabench.conclusions.contests import beaten, contests
-from tflabench.conclusions.ratio import Ratio, timed
+from tflabench.conclusions.ratio import Ratio, questions, ratio, timed
 from tflabench.conclusions.tables import FittedTable, TableColumn, plain
 from tflabench.implementations.registry import owner
 from tflabench.rows.labels import (
@@ -46,6 +45,18 @@ def line(row: Row) -> str:
     tuned = "" if row.tuned_fully or row.tuned is None else "  tuned with {tried} of {configurations} configurations"
     tuned = tuned.format(**row.tuned or {})
     return f"{what}  {milliseconds(row)}{host}  {percentages(row)}{flags}{tuned}{wrong}"
+
+
+def contests(rows: Iterable[Row]) -> list[list[Row]]:
+    """Return measured rows that answer the same question, fastest first in each list, small problems first."""
+    return [sorted(group, key=lambda row: row.ms_median or 0) for group in questions(filter(timed, rows))]
+
+
+def beaten(best: Row, rows: Iterable[Row]) -> Iterator[tuple[Row, Ratio]]:
+    """Yield the rows of other implementations that a fastest row may be compared with, and their times over its."""
+    for row in rows:
+        if row.implementation != best.implementation and (over := ratio(row, best)):
+            yield row, over
 
 
 def closing(rows: Sequence[Row]) -> str | None:

@@ -28,6 +28,7 @@ from tflabench.theory import cost, fused
 from tflabench.theory.chunk_size import Tradeoff
 from tflabench.theory.cost import Cost, Formulation, Gate
 from tflabench.theory.hardware import Ceilings, Gpu, described, find
+from tflabench.theory.launches import Modelled
 
 PAPER = Problem(batch=8, heads=8, seq_len=8192, d_qk=256, d_hv=512)  # the 7B size of Figs. 17, 19 and 20
 SIZE = ["batch", "heads", "seq_len", "d_qk", "d_hv"]
@@ -138,7 +139,7 @@ class MeasuredSweep:
         """Return FLOPs and bytes of rows, each counted as what it runs: chunkwise, or fused."""
         if line.chunkwise:
             return tradeoff.cost(line.sizes)
-        counts = [fused.cost(self.problem, tradeoff.gate, int(size)) for size in line.sizes]
+        counts = [fused.cost(self.problem, Modelled("fused", tradeoff.gate), int(size)) for size in line.sizes]
         return Cost(np.array([count.flops for count in counts]), np.array([count.bytes for count in counts]))
 
     @property
@@ -273,7 +274,10 @@ def _flops_panel(variant: Variant, d_qk: int, d_hv: int) -> Panel:
         rings.append(Mark(least, gflops("chunkwise", least, factor), "", line.colour, ring=True))
     rules = [Rule("y", gflops("recurrent", T), "recurrent form", Ink("#767676", dash="dash"))]
     if variant.has_fused:
-        tiled = fused.cost(Problem(1, 1, T, d_qk, d_hv, pass_=variant.pass_), variant.gate, T).flops / 1e9
+        tiled = (
+            fused.cost(Problem(1, 1, T, d_qk, d_hv, pass_=variant.pass_), Modelled("fused", variant.gate), T).flops
+            / 1e9
+        )
         rules.append(Rule("y", tiled, "fused kernels", FUSED))
     y = logarithmic("FLOPs [GFLOP]", *held(lines), *(rule.value for rule in rules))
     fewest = [ring.x for ring in rings]
@@ -310,7 +314,10 @@ def fig17(variant: Variant) -> Figure:
     items = [item for gpu in gpus for item in _runtime(sweep, Tradeoff(sweep.problem, gate, gpu.ceilings), gpu, sizes)]
     if variant.has_fused and short(home) in FUSED_ON:
         steps = [float(size) for k in range(6, 32) if (size := 2**k) <= sizes[-1]]
-        walks = [fused.runtime(sweep.problem.with_(chunk_size=int(size)), gate, home) * 1e3 for size in steps]
+        walks = [
+            fused.runtime(sweep.problem.with_(chunk_size=int(size)), Modelled("fused", gate), home) * 1e3
+            for size in steps
+        ]
         items.append(Curve(f"fused, {short(home)}", steps, walks, FUSED, "theory"))
     items += [line.curve(line.sizes, line.ms) for line in measured]
     best = Tradeoff(sweep.problem, gate, home.ceilings).runtime_optimal

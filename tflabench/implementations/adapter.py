@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from tflabench.theory.calibrated import Modelled
     from tflabench.theory.cost import Cost
     from tflabench.theory.hardware import Gpu
+    from tflabench.theory.launches import Modelled
     from tflabench.theory.roofline import Bounded
 
 Family = Literal["mlstm", "attention", "linear_attention", "ssm"]

@@ -43,10 +43,9 @@ from tflabench.kernels.scalar.plan import tfla as tfla_plan
 from tflabench.kernels.types import RETENTION, SIMPLE_GLA, Gate
 from tflabench.problem import Problem
 from tflabench.theory import fused, linear_attention
-from tflabench.theory.calibrated import Modelled
 from tflabench.theory.call_cost import call_cost
 from tflabench.theory.cost import DEFAULT_CHUNK_SIZE, Cost
-from tflabench.theory.launches import sizes
+from tflabench.theory.launches import Modelled, sizes
 
 if TYPE_CHECKING:
     import torch
@@ -198,7 +197,7 @@ def recurrence_cost(op: Recurrence, problem: Problem) -> Cost:
 def fused_cost(op: Recurrence, problem: Problem) -> Cost:
     """Return the cost of the fused kernels as for mLSTMsig, without gate gradients where decays are constants."""
     size = problem.chunk_size or problem.seq_len
-    return fused.cost(problem, "sig", size, gate_gradients=op.decays > 0, group=op.group(problem))
+    return fused.cost(problem, Modelled("fused", "sig", op.decays > 0, op.shared), size)
 
 
 def gla_chunk_size(problem: Problem) -> int:

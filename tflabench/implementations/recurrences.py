@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from tflabench.theory.calibrated import Algorithm
+    from tflabench.theory.launches import Algorithm
     from tflabench.theory.roofline import Bounded
 
 
@@ -190,7 +190,7 @@ REFERENCE = Variant("reference_{}", "PyTorch chunkwise", refuse_decode, counted_
 
 def implementation(op: Recurrence, kernels: str) -> Implementation:
     """Return the entry of an operation on `kernels`, an implementation of it."""
-    from tflabench.theory.calibrated import Modelled
+    from tflabench.theory.launches import Modelled
 
     variant = op.variants[kernels]
     algorithm = variant.algorithm

@@ -17,7 +17,7 @@ from tflabench.implementations.packages import package_version
 from tflabench.problem import InputError
 
 if TYPE_CHECKING:
-    from tflabench.theory.calibrated import Modelled
+    from tflabench.theory.launches import Modelled
 
 # Modules of tflabench/baselines, in the order of tables and legends. They are named, not imported: adapters import
 # this package.

@@ -5,16 +5,16 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from tflabench.problem import InputError
 from tflabench.rows.journal import described_runs, write_whole
 
 
-@dataclass(frozen=True)
-class ErrorLine:
+class ErrorLine(BaseModel):
     """One line of an errors.csv: how far a tensor of a point is from float64.
 
     Attributes:
@@ -24,22 +24,24 @@ class ErrorLine:
         mean_absolute: mean absolute deviation.
     """
 
+    model_config = ConfigDict(populate_by_name=True, frozen=True)
+
     folder: str
     point: str
     implementation: str
-    pass_: str
+    pass_: str = Field(alias="pass")
     batch: int
     heads: int
     seq_len: int
     d_qk: int
     d_hv: int
-    chunk_size: int | None
+    chunk_size: int | None = None
     dtype: str
     inputs: str
     status: str
-    tensor: str
-    error: float | None
-    mean_absolute: float | None
+    tensor: str = Field(default="", alias="name")
+    error: float | None = None
+    mean_absolute: float | None = None
 
 
 def find_errors(root: Path | str) -> list[ErrorLine]:
@@ -52,35 +54,12 @@ def find_errors(root: Path | str) -> list[ErrorLine]:
     for path in sorted(Path(root).rglob("errors.csv")):
         try:
             with path.open(newline="") as file:
-                found += [_line(str(path.parent), line) for line in csv.DictReader(file)]
-        except (OSError, ValueError, KeyError) as error:
+                for line in csv.DictReader(file):
+                    given = {name: value for name, value in line.items() if value}
+                    found.append(ErrorLine.model_validate(given | {"folder": str(path.parent)}))
+        except (OSError, ValueError) as error:
             raise InputError(f"{path} is not what `tflabench verify --out` writes ({error!r}): delete it") from None
     return found
-
-
-def _line(folder: str, line: Mapping[str, str]) -> ErrorLine:
-    return ErrorLine(
-        folder=folder,
-        point=line["point"],
-        implementation=line["implementation"],
-        batch=int(line["batch"]),
-        heads=int(line["heads"]),
-        seq_len=int(line["seq_len"]),
-        d_qk=int(line["d_qk"]),
-        d_hv=int(line["d_hv"]),
-        dtype=line["dtype"],
-        inputs=line["inputs"],
-        status=line["status"],
-        pass_=line["pass"],
-        chunk_size=int(float(line["chunk_size"])) if line["chunk_size"] else None,
-        tensor=line.get("name") or "",
-        error=_number(line.get("error")),
-        mean_absolute=_number(line.get("mean_absolute")),
-    )
-
-
-def _number(text: str | None) -> float | None:
-    return float(text) if text else None
 
 
 def write_errors(folder: Path, results: Sequence[Mapping[str, Any]], environment: Mapping[str, Any]) -> Path:

@@ -10,45 +10,14 @@ chain between the roles of the fused kernels (see `fused`), starting a kernel, c
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
-
 from tflabench.kernels.common.sizes import USUAL, Device
 from tflabench.problem import InputError, Problem
 from tflabench.theory import fused, tfla
 from tflabench.theory.constants import NXAI_STATE_BYTES, TFLA_STATE_BYTES
-from tflabench.theory.cost import Gate
-from tflabench.theory.launches import TERMS, Chip, Launch, total
+from tflabench.theory.launches import TERMS, Chip, Launch, Modelled, total
 
-Algorithm = Literal["tfla", "unpipelined", "fused"]
-ALGORITHMS: dict[Algorithm, str] = {
-    "tfla": "the paper's kernels as bundled: tiles fetched ahead, chunk states in the inputs' type",
-    "unpipelined": "the published mlstm_kernels: every tile waited for, chunk states in float32",
-    "fused": "the fused kernels for Hopper: the state stays on chip",
-}
 STATE_BYTES = {"tfla": TFLA_STATE_BYTES, "unpipelined": NXAI_STATE_BYTES}  # of an element of the chunk states
 PUBLISHED_TERMS = tuple(TERMS)[:4]  # what the paper's model knows too
-
-
-@dataclass(frozen=True)
-class Modelled:
-    """An implementation as the model sees it.
-
-    Attributes:
-        algorithm: one of ALGORITHMS.
-        gate: "exp" with stabiliser and normaliser, "sig" without.
-        gate_gradients: False where decays are constants: what passes ask for none.
-        shared: all heads have the same q and k.
-    """
-
-    algorithm: Algorithm
-    gate: Gate
-    gate_gradients: bool = True
-    shared: bool = False
-
-    def group(self, problem: Problem) -> int:
-        """Heads that share one of q and k."""
-        return problem.heads if self.shared else problem.group
 
 
 def launches(problem: Problem, kernel: Modelled, device: Device = USUAL) -> list[Launch]:
@@ -63,14 +32,9 @@ def launches(problem: Problem, kernel: Modelled, device: Device = USUAL) -> list
         raise InputError("pass is 'decode': the calibrated model knows fw and fwbw")
     if problem.element_bytes != 2:
         raise InputError(f"dtype is {problem.dtype!r}: the calibrated model knows the kernels of bfloat16 and float16")
-    group = kernel.group(problem)
     if kernel.algorithm == "fused":
-        return fused.launches(problem, kernel.gate, problem.chunk_size, kernel.gate_gradients, group, device)
-    tiles = None if kernel.algorithm == "tfla" else tfla.UNPIPELINED
-    state_bytes = STATE_BYTES[kernel.algorithm]
-    return tfla.launches(
-        problem, kernel.gate, problem.chunk_size, state_bytes, tiles, kernel.gate_gradients, group, device
-    )
+        return fused.launches(problem, kernel, problem.chunk_size, device)
+    return tfla.launches(problem, kernel, problem.chunk_size, STATE_BYTES[kernel.algorithm], device)
 
 
 def predict(problem: Problem, kernel: Modelled, chip: Chip) -> dict[str, float]:

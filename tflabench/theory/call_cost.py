@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tflabench.problem import Problem
+from tflabench.theory import fused
 from tflabench.theory.cost import (
     DEFAULT_CHUNK_SIZE,
     Cost,
@@ -15,6 +16,7 @@ from tflabench.theory.cost import (
     over_sequence,
     unit_length,
 )
+from tflabench.theory.launches import Modelled
 
 
 def call_cost(
@@ -48,9 +50,8 @@ def call_cost(
     if problem.pass_ == "decode" and formulation != "attention":
         formulation = "recurrent"
     if formulation == "fused":
-        from tflabench.theory import fused  # which counts with what this module defines
-
-        return fused.cost(problem, gate or "sig", problem.chunk_size or problem.seq_len, causal_factor, group=group)
+        kernel = Modelled("fused", gate or "sig", shared=group == problem.heads)
+        return fused.cost(problem, kernel, problem.chunk_size or problem.seq_len, causal_factor)
     dims = (formulation, gate or "sig", problem.d_qk, problem.d_hv)
     flops = flop_polynomial(*dims, causal_factor=causal_factor, pass_=problem.pass_, counts=counts, ops=ops)
     moved = byte_polynomial(

@@ -24,19 +24,6 @@ from tflabench.theory.roofline import TimeBounds, time_bounds
 Number = Any  # int, float or numpy array
 
 
-def eq_111(d_hv: Number, p_qk: Number, causal_factor: float = 0.5) -> Number:
-    """L_opt,FLOP of the sig forward as printed; p_qk = d_qk / d_hv."""
-    return np.sqrt((2 * d_hv**2 * p_qk + 5) / (2 * causal_factor * (d_hv * (1 + p_qk) + 3) + 1))
-
-
-def eq_121(
-    d_hv: Number, p_qk: Number, intensity: Number, causal_factor: float = 0.5, state_bytes: Number = 4
-) -> Number:
-    """L_opt,runtime of the sig forward as printed, on an accelerator of intensity I_acc = alpha/beta in FLOP/byte."""
-    state = 2 * d_hv**2 * p_qk
-    return np.sqrt((state + 5 + intensity * state * state_bytes) / (2 * causal_factor * (d_hv * (1 + p_qk) + 3) + 1))
-
-
 @dataclass(frozen=True)
 class Tradeoff:
     """The cost of a chunkwise mLSTM or GLA as a function of L, with all else fixed.
@@ -63,15 +50,8 @@ class Tradeoff:
     def flops_per_chunk(self) -> Polynomial:
         """Return the FLOPs of a head and chunk as a polynomial in L."""
         p = self.problem
-        return cost.flop_polynomial(
-            "chunkwise",
-            self.gate,
-            p.d_qk,
-            p.d_hv,
-            causal_factor=self.causal_factor,
-            pass_=p.pass_,
-            counts=self.counts,
-        )
+        shape = ("chunkwise", self.gate, p.d_qk, p.d_hv)
+        return cost.flop_polynomial(*shape, causal_factor=self.causal_factor, pass_=p.pass_, counts=self.counts)
 
     @cached_property
     def bytes_per_chunk(self) -> Polynomial:

@@ -25,33 +25,23 @@ from tflabench.theory import walk_counts
 from tflabench.theory.constants import CARRYING, ENDS, EXP_LANES, ROLES, STABILISED_BYTES
 from tflabench.theory.cost import GATES, Cost, Gate, flop_terms
 from tflabench.theory.hardware import Gpu
-from tflabench.theory.launches import Chip, Launch, sizes
+from tflabench.theory.launches import Chip, Launch, Modelled, sizes
 
 Planned = tuple[plans.Forward, plans.Backward | None]
 
 
-def planned(
-    problem: Problem, gate: Gate, chunk_size: int, gate_gradients: bool = True, group: int = 1, device: Device = USUAL
-) -> Planned:
-    """Return what forward and backward of a call launch; of the last state nobody asks.
-
-    Args:
-        gate_gradients: backward; without them no row sums.
-        group: heads that share one of q and k.
-        device: for which they are planned.
-    """
-    of = sizes(problem, group)
-    forward = plans.forward(of, device, chunk_size, normalise=GATES[gate].normalized)
+def planned(problem: Problem, kernel: Modelled, chunk_size: int, device: Device = USUAL) -> Planned:
+    """Return what forward and backward of a call launch on a device; of the last state nobody asks."""
+    of = sizes(problem, kernel.group(problem))
+    forward = plans.forward(of, device, chunk_size, normalise=GATES[kernel.gate].normalized)
     if problem.pass_ == "fw":
         return forward, None
-    return forward, plans.backward(of, device, chunk_size, gate_gradients=gate_gradients)
+    return forward, plans.backward(of, device, chunk_size, gate_gradients=kernel.gate_gradients)
 
 
-def launched(
-    problem: Problem, gate: Gate, chunk_size: int, gate_gradients: bool = True, group: int = 1, device: Device = USUAL
-) -> tuple[Kernel, ...]:
+def launched(problem: Problem, kernel: Modelled, chunk_size: int, device: Device = USUAL) -> tuple[Kernel, ...]:
     """Return the kernels of `planned`: h, of all segments but a concurrent first one, and those of backward."""
-    return _kernels(planned(problem, gate, chunk_size, gate_gradients, group, device))
+    return _kernels(planned(problem, kernel, chunk_size, device))
 
 
 def _kernels(plan: Planned) -> tuple[Kernel, ...]:
@@ -64,37 +54,26 @@ def segments(problem: Problem, chunk_size: int) -> int:
     return Segments.of(problem.seq_len, chunk_size).count
 
 
-def cost(
-    problem: Problem,
-    gate: Gate,
-    chunk_size: int,
-    causal_factor: float = 0.5,
-    gate_gradients: bool = True,
-    group: int = 1,
-    device: Device = USUAL,
-) -> Cost:
+def cost(problem: Problem, kernel: Modelled, chunk_size: int, causal_factor: float = 0.5) -> Cost:
     """FLOPs and bytes of one call over batch and heads, as `tflabench.theory.cost.model` gives them.
 
     Forward FLOPs are Table 8's with L = 64, less the scores that heads of a program share; backward, the products of
     the kernels. Bytes: tensors once a kernel, gates and their float32 exponents, states of tiles, row sums, parts of dq
     and dk that are added up, and what segments take; no last state: the bench asks for none.
-
-    Args:
-        gate_gradients, group, device: as for `planned`.
     """
     _check(problem)
-    p = problem
+    p, gate = problem, kernel.gate
     heads, steps = p.batch * p.heads, p.batch * p.heads * p.seq_len
     tile = sum((term(TILE) for term in flop_terms("chunkwise", gate, p.d_qk, p.d_hv, causal_factor).values()), 0.0)
-    plan = planned(p, gate, chunk_size, gate_gradients, group, device)
+    plan = planned(p, kernel, chunk_size)
     found = _kernels(plan)
     h = plan[0].h
     shared_scores = (h.together - 1) * walk_counts.flops(h, causal_factor)["scores"]
     flops = steps * (tile / TILE - shared_scores)
-    flops += steps * sum(sum(walk_counts.flops(kernel, causal_factor).values()) for kernel in found[1:])
-    gates = _gate_bytes(p, gate) + gate_gradients * _gate_gradient_bytes(p, gate, found)
+    flops += steps * sum(sum(walk_counts.flops(each, causal_factor).values()) for each in found[1:])
+    gates = _gate_bytes(p, gate) + kernel.gate_gradients * _gate_gradient_bytes(p, gate, found)
     moved = steps * (gates + _shared_gradient_bytes(p, found))
-    moved += steps * sum(_step_bytes(kernel, p) for kernel in found)
+    moved += steps * sum(_step_bytes(each, p) for each in found)
     written = 0
     for of_pass in plan:
         if of_pass and (state_pass := of_pass.state_pass):
@@ -106,18 +85,16 @@ def cost(
             # h of the first reads none and writes one, which is read to join the others to it.
             written += state_pass.resumed
             kernels = of_pass.kernels if isinstance(of_pass, plans.Backward) else (h,)
-            written += cut.count * sum(not isinstance(kernel, TileGradients) for kernel in kernels)  # read by walks
+            written += cut.count * sum(not isinstance(each, TileGradients) for each in kernels)  # read by walks
     return Cost(flops, moved + heads * written * p.d_qk * p.d_hv * plans.STATE_BYTES)
 
 
-def launches(
-    problem: Problem, gate: Gate, chunk_size: int, gate_gradients: bool = True, group: int = 1, device: Device = USUAL
-) -> list[Launch]:
+def launches(problem: Problem, kernel: Modelled, chunk_size: int, device: Device = USUAL) -> list[Launch]:
     """Return the kernels of one call, as the calibrated model takes them; a walk of several launches several times."""
     _check(problem)
-    p, exp = problem, GATES[gate].normalized
+    p, gate, exp = problem, kernel.gate, GATES[kernel.gate].normalized
     heads, steps = p.batch * p.heads, p.batch * p.heads * p.seq_len
-    plan = planned(p, gate, chunk_size, gate_gradients, group, device)
+    plan = planned(p, kernel, chunk_size, device)
     kernels = _kernels(plan)
     found = [_pointwise("gates", steps, _gate_bytes(p, gate))]
     if exp:
@@ -134,15 +111,11 @@ def launches(
                 {"states": heads * joined * elements * plans.STATE_BYTES},
                 trips=parts.per_segment * state_pass.cut.count,
             )]  # fmt: skip
-    for kernel in kernels:
-        if isinstance(kernel, Walk):
-            found += [_launch(kernel, p, exp)]
-        else:
-            found += [_launch_by_tiles(kernel, p)]
+    found += [_launch(each, p, exp) if isinstance(each, Walk) else _launch_by_tiles(each, p) for each in kernels]
     if shared := _shared_gradient_bytes(p, kernels):
         found += [_pointwise(f"{name} of heads, added up", steps, shared / 2) for name in ("dq", "dk")]
-    if sums := gate_gradients * _gate_gradient_bytes(p, gate, kernels):
-        if not any(isinstance(kernel, TileGradients) for kernel in kernels):
+    if sums := kernel.gate_gradients * _gate_gradient_bytes(p, gate, kernels):
+        if not any(isinstance(each, TileGradients) for each in kernels):
             sums /= 2
             found += [_pointwise("sums of tiles", steps, sums), Launch("through tiles", heads, 1, {}, {}, trips=ENDS)]
         found += [_pointwise("gate gradients", steps, sums)]
@@ -286,15 +259,10 @@ def _pointwise(name: str, steps: float, step_bytes: float) -> Launch:
     return Launch(name, 1, 1, {}, {"inputs and outputs": steps * step_bytes})
 
 
-def waves(
-    problem: Problem, gate: Gate, chunk_size: int, gpu: Gpu, gate_gradients: bool = True, group: int = 1
-) -> dict[str, float]:
+def waves(problem: Problem, kernel: Modelled, chunk_size: int, gpu: Gpu) -> dict[str, float]:
     """Return how often the programs of each walk, or of a kernel in its place, fill the chip.
 
     Those of h are of all segments but a concurrent first one.
-
-    Args:
-        gate_gradients, group: as for `planned`.
 
     Raises:
         InputError: the GPU's multiprocessors are not known.
@@ -302,22 +270,19 @@ def waves(
     if not gpu.multiprocessors:
         raise InputError(f"the number of multiprocessors of {gpu.name} is not known: name another GPU")
     device = Device(USUAL.architecture, gpu.multiprocessors)
-    found = launched(problem, gate, chunk_size, gate_gradients, group, device)
-    return {kernel.name: kernel.items / (gpu.multiprocessors * kernel.resident) for kernel in found}
+    found = launched(problem, kernel, chunk_size, device)
+    return {each.name: each.items / (gpu.multiprocessors * each.resident) for each in found}
 
 
-def runtime(problem: Problem, gate: Gate, gpu: Gpu, gate_gradients: bool = True, group: int = 1) -> float:
+def runtime(problem: Problem, kernel: Modelled, gpu: Gpu) -> float:
     """Seconds at `problem.chunk_size`, for overlapped walks over whole waves; see the module's text.
-
-    Args:
-        gate_gradients, group: as for `planned`.
 
     Raises:
         InputError: a head dimension or pass that the kernels do not take, or a GPU of which too little is known.
     """
     chip = Chip.of(gpu)
     found = 0.0
-    for launch in launches(problem, gate, problem.chunk_size or problem.seq_len, gate_gradients, group, chip.device):
+    for launch in launches(problem, kernel, problem.chunk_size or problem.seq_len, chip.device):
         matrix = sum(launch.flops.values()) / chip.ceilings.flops_per_s
         memory = sum(launch.moved.values()) / chip.ceilings.bytes_per_s
         full = launch.waves(chip)
@@ -325,7 +290,7 @@ def runtime(problem: Problem, gate: Gate, gpu: Gpu, gate_gradients: bool = True,
     return found
 
 
-def best_chunk_size(problem: Problem, gate: Gate, gpu: Gpu) -> int:
+def best_chunk_size(problem: Problem, kernel: Modelled, gpu: Gpu) -> int:
     """Return the L of least `runtime`; the largest among equals.
 
     Candidates are T and the powers of two from a tile up to it. Forward alone may also cut into a power of two of
@@ -336,7 +301,7 @@ def best_chunk_size(problem: Problem, gate: Gate, gpu: Gpu) -> int:
     if problem.pass_ == "fw":
         candidates |= {TILE * Cut(2 * n + 1).segment_tiles(tiles) for n in (2, 4, 8, 16) if 32 * n <= tiles}
     ordered = sorted(candidates, reverse=True)
-    return min(ordered, key=lambda size: runtime(problem.with_(chunk_size=size), gate, gpu))
+    return min(ordered, key=lambda size: runtime(problem.with_(chunk_size=size), kernel, gpu))
 
 
 def _gate_bytes(p: Problem, gate: Gate) -> float:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from tflabench.theory.calibrated import Algorithm
 from tflabench.theory.hardware import Gpu, find
+from tflabench.theory.launches import Algorithm
 
 TABLE = Path(__file__).with_name("held_out.json")
 
@@ -23,7 +23,7 @@ class ModelError:
 
     Attributes:
         gpu: name in `tflabench.theory.hardware.KNOWN`.
-        algorithm: family of kernels, of `calibrated.ALGORITHMS`.
+        algorithm: family of kernels, of `launches.ALGORITHMS`.
         rows: that were measured.
         median: of absolute errors, predicted over measured time less 1.
         worst: of largest size, with its sign: + is predicted too slow.

@@ -23,12 +23,20 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from tflabench.kernels.common.sizes import Device, Sizes
 from tflabench.problem import InputError, Problem
 from tflabench.theory.constants import ROUND_TRIP_S
+from tflabench.theory.cost import Gate
 from tflabench.theory.hardware import HOPPER, Capability, Ceilings, Gpu
 
+Algorithm = Literal["tfla", "unpipelined", "fused"]
+ALGORITHMS: dict[Algorithm, str] = {
+    "tfla": "the paper's kernels as bundled: tiles fetched ahead, chunk states in the inputs' type",
+    "unpipelined": "the published mlstm_kernels: every tile waited for, chunk states in float32",
+    "fused": "the fused kernels for Hopper: the state stays on chip",
+}
 # Term -> what its seconds are spent on, in the order of stacked bars. The first four are all that the published model
 # knows; the others, in this order, turn it into the calibrated one.
 TERMS = {
@@ -97,6 +105,27 @@ class Chip:
         """Return the figures that kernels are planned by."""
         major, minor = self.capability
         return Device(10 * major + minor, self.multiprocessors)
+
+
+@dataclass(frozen=True)
+class Modelled:
+    """An implementation as the model sees it.
+
+    Attributes:
+        algorithm: one of ALGORITHMS.
+        gate: "exp" with stabiliser and normaliser, "sig" without.
+        gate_gradients: False where decays are constants: what passes ask for none.
+        shared: all heads have the same q and k.
+    """
+
+    algorithm: Algorithm
+    gate: Gate
+    gate_gradients: bool = True
+    shared: bool = False
+
+    def group(self, problem: Problem) -> int:
+        """Heads that share one of q and k."""
+        return problem.heads if self.shared else problem.group
 
 
 def sizes(problem: Problem, group: int) -> Sizes:

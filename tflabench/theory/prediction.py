@@ -12,10 +12,10 @@ from typing import Literal
 
 from tflabench.problem import Problem
 from tflabench.theory import calibrated
-from tflabench.theory.calibrated import PUBLISHED_TERMS, Algorithm, Modelled
+from tflabench.theory.calibrated import PUBLISHED_TERMS
 from tflabench.theory.cost import Cost
 from tflabench.theory.hardware import Gpu
-from tflabench.theory.launches import Chip, Launch
+from tflabench.theory.launches import Algorithm, Chip, Launch, Modelled
 from tflabench.theory.roofline import TimeBounds, time_bounds
 
 Source = Literal["calibrated model", "published bound", "measured"]

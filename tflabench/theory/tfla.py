@@ -28,7 +28,7 @@ from tflabench.theory.constants import (
     TILE_GATES,
 )
 from tflabench.theory.cost import GATES, Gate, state_elements
-from tflabench.theory.launches import Launch, sizes
+from tflabench.theory.launches import Launch, Modelled, sizes
 
 
 @dataclass(frozen=True)
@@ -63,20 +63,18 @@ UNPIPELINED = Tiles(NXAI_STEPS, NXAI_STEPS, NXAI_INNER, NXAI_INNER, NXAI_OUTER, 
 
 
 def launches(
-    problem: Problem, gate: Gate, chunk_size: int, state_bytes: float, tiles: Tiles | None = None,
-    gate_gradients: bool = True, group: int = 1, device: Device = USUAL,
-) -> list[Launch]:  # fmt: skip
+    problem: Problem, kernel: Modelled, chunk_size: int, state_bytes: float, device: Device = USUAL
+) -> list[Launch]:
     """Return the kernels of one call, in order.
 
     Args:
         problem: pass_ "fw" or "fwbw".
         state_bytes: of an element of the chunk states in memory.
-        tiles: of all four roles; None for those that fit each.
-        gate_gradients: backward; without them their kernel is not launched, the others are the same.
-        group: heads that share one of q and k, which then come from memory once.
         device: for which the kernels are planned.
     """
-    p, call = problem, _Call(problem, gate, chunk_size, state_bytes, tiles, group, device)
+    p, gate, group = problem, kernel.gate, kernel.group(problem)
+    tiles = UNPIPELINED if kernel.algorithm == "unpipelined" else None
+    call = _Call(p, gate, chunk_size, state_bytes, tiles, group, device)
     qk, hv = p.d_qk * p.element_bytes, p.d_hv * p.element_bytes
     q_or_k = qk / group
     d_of_head = qk / (1 if tiles else call.plan.dq.members)
@@ -94,7 +92,7 @@ def launches(
         call.parallel("dK", p.d_hv, p.d_qk, 2 * hv + 2 * q_or_k + d_of_head + 4, again=True),
         call.parallel("dV", p.d_qk, p.d_hv, 2 * q_or_k + 2 * hv, again=True),
         *[call.small(f"{name} of heads, added up", d_of_head + q_or_k) for name in ("dQ", "dK") if d_of_head > q_or_k],
-        *[call.small("gate gradients", 24 + 4 * p.element_bytes)] * gate_gradients,
+        *[call.small("gate gradients", 24 + 4 * p.element_bytes)] * kernel.gate_gradients,
     ]
 
 
