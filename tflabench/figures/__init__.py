@@ -97,9 +97,9 @@ def largest(source: Source, axis: str, quantity: str) -> Figure:
     Raises:
         InputError: an unknown axis or quantity, or an axis that no row has.
     """
-    for name, value, known in (("axis", axis, AXES), ("quantity", quantity, QUANTITIES)):
-        if value not in known:
-            raise InputError(f"{name} is {value!r}: it must be one of {', '.join(known)}")
+    for name, value, allowed in (("axis", axis, AXES), ("quantity", quantity, QUANTITIES)):
+        if value not in allowed:
+            raise InputError(f"{name} is {value!r}: it must be one of {', '.join(allowed)}")
     if source.rows[axis].isna().all():
         raise InputError(f"axis is {axis!r}, which no row has: {nearest(axis, facets.swept_axes(source.rows))}")
     part = max(facets.split(source.rows, axis), key=lambda part: len(part.rows))

@@ -41,8 +41,8 @@ def swept_axes(rows: Rows) -> list[str]:
     codes = pd.DataFrame({name: pd.factorize(rows[name])[0] for name in ("implementation", "pass", *AXES)})
 
     def varies(axis: str, fixed: Sequence[str]) -> bool:
-        known, keys = codes[codes[axis] >= 0], ["implementation", "pass", *fixed]
-        return len(known.drop_duplicates([*keys, axis])) > len(known.drop_duplicates(keys))
+        present, keys = codes[codes[axis] >= 0], ["implementation", "pass", *fixed]
+        return len(present.drop_duplicates([*keys, axis])) > len(present.drop_duplicates(keys))
 
     axes: list[str] = []
     for axis in [axis for axis in AXES if codes[axis].max() > 0]:

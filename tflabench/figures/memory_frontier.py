@@ -71,11 +71,11 @@ def _kernels(considered: Sequence[Choice], size: float) -> list[Curve]:
 
 def _notes(best: Choice, considered: Sequence[Choice], size: float) -> list[Mark]:
     """Return the ring around the recommended choice, and words at some others on the line of its kernel."""
-    others = [c for c in frontier([c for c in considered if c.kernel == best.kernel]) if c != best]
-    stride = max(1, -(-len(others) // MOST_NOTES))
-    one_batch = len({choice.problem.batch for choice in others}) <= 1
+    beside = [c for c in frontier([c for c in considered if c.kernel == best.kernel]) if c != best]
+    stride = max(1, -(-len(beside) // MOST_NOTES))
+    one_batch = len({choice.problem.batch for choice in beside}) <= 1
     notes = [Mark(best.memory_bytes / GIB, best.step_s / size, "", VERMILION, ring=True)]
-    for choice in others[::stride]:
+    for choice in beside[::stride]:
         notes.append(Mark(choice.memory_bytes / GIB, choice.step_s / size, _name(choice, one_batch)))
     return notes
 

@@ -85,7 +85,7 @@ def short(name: str, longest: int = LONGEST_NAME) -> str:
 
     A kernel of torch is named by what it computes.
     """
-    number = found[0] if (found := re.search(r" #\d+$", name)) else ""
+    number = match[0] if (match := re.search(r" #\d+$", name)) else ""
     bare = name.removesuffix(number).removeprefix("void ")
     bare = bare.replace("<unnamed>::", "").replace("(anonymous namespace)::", "")
     if not bare.startswith(("aten::", "at::")):

@@ -64,10 +64,10 @@ class Quantity(NamedTuple):
     def unit(self, rows: Rows) -> tuple[str, float]:
         """Return the largest unit in which the median point is at least 1."""
         values = rows[self.column].to_numpy(float)
-        known = values[rows["timed"].to_numpy() & np.isfinite(values)]
-        if not len(known):
+        measured = values[rows["timed"].to_numpy() & np.isfinite(values)]
+        if not len(measured):
             return self.units[1]
-        return [self.units[0], *(unit for unit in self.units if np.median(known) >= unit[1])][-1]
+        return [self.units[0], *(unit for unit in self.units if np.median(measured) >= unit[1])][-1]
 
 
 RUNTIME = Quantity(

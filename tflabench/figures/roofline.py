@@ -38,8 +38,10 @@ def draw(stem: str, source: Source, rows: Rows) -> Figure:
     points = {p: list(_points(done[done["pass"] == p], source, names, rates[1])) for p in by_pass(rows)}
     whole = under(roofs, [*chain(*points.values())], unit=rates, words=WORDS)
     panels = [
-        replace(whole, title=PASSES[pass_], items=(*whole.items[: len(roofs)], *own), empty=NONE if not own else "")
-        for pass_, own in points.items()
+        replace(
+            whole, title=PASSES[pass_], items=(*whole.items[: len(roofs)], *curves), empty=NONE if not curves else ""
+        )
+        for pass_, curves in points.items()
     ]
     return Figure(
         stem=stem,

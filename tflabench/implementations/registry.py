@@ -81,8 +81,8 @@ def operation(name: str, gate: str | None = None) -> str | None:
 
 def ours_and_plugged() -> tuple[Implementation, ...]:
     """Return the kernels of this project, plain PyTorch, and what comes from outside: no libraries'."""
-    known = (impl for impl in _bundled() if impl.owner.role in ("ours", "reference"))
-    return (*known, *plugged())
+    without_libraries = (impl for impl in _bundled() if impl.owner.role in ("ours", "reference"))
+    return (*without_libraries, *plugged())
 
 
 def tried_by_auto(gate: str) -> list[Implementation]:

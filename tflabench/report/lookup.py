@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import shlex
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from tflabench.conclusions import advise
 from tflabench.conclusions.advise import Choice, Demand
@@ -19,7 +16,6 @@ from tflabench.rows.schema import Row
 from tflabench.theory import hardware
 
 GATES = ("exp,sig", "exp", "sig")  # what `advise --gate` is asked
-FEW = 10  # shapes, which take less time than a process to start
 MOST_SHAPES = 100  # that `advise` is asked about: a shape takes 10 to 20 ms
 
 
@@ -86,8 +82,8 @@ def shapes(records: Iterable[Row]) -> list[Shape]:
     same number of tokens.
     """
     counted = Counter(_shape(row) for row in records if row.family == "mlstm" and row.pass_ in ("fw", "fwbw"))
-    known = [shape for shape, _ in counted.most_common() if hardware.from_device_name(shape.device)]
-    return list(dict.fromkeys([*known, *_between(known)]))[:MOST_SHAPES]
+    modelled = [shape for shape, _ in counted.most_common() if hardware.from_device_name(shape.device)]
+    return list(dict.fromkeys([*modelled, *_between(modelled)]))[:MOST_SHAPES]
 
 
 def _between(shapes: Sequence[Shape]) -> Iterator[Shape]:
@@ -113,22 +109,11 @@ def modelled(shapes: Iterable[Shape]) -> dict[str, list[Best] | str]:
     return answers
 
 
-def in_another_process(shapes: Sequence[Shape]) -> dict[str, Any]:
-    """Return what `modelled` does, as JSON has it; many shapes are left to a process of their own."""
-    if len(shapes) < FEW:
-        return json.loads(json.dumps(modelled(shapes), default=asdict))
-    command = [sys.executable, "-m", "tflabench.report.lookup"]
-    done = subprocess.run(command, input=json.dumps(shapes), capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"the look-up could not be computed: {done.stderr}")
-    return json.loads(done.stdout)
-
-
 def _advised(device: str, problem: Problem) -> dict[str, list[Best] | str]:
     """Return the answer for each of GATES: gates do not change the order of what both rank."""
-    known = hardware.from_device_name(device)
-    assert known is not None
-    gpu = hardware.find(known.name)
+    named = hardware.from_device_name(device)
+    assert named is not None
+    gpu = hardware.find(named.name)
     try:
         advice = advise.advice(Demand(problem, memory_bytes=gpu.memory_bytes), gpu, GATES[0].split(","), "cuda")
     except InputError as error:
@@ -141,8 +126,8 @@ def _answer(ranked: Sequence[Choice]) -> list[Best] | str:
     if not ranked or not ranked[0].fits:
         return "nothing fits the memory of this GPU" if ranked else "no kernel can run this"
     first = ranked[0]
-    others = [choice for choice in ranked if choice.fits and choice.kernel.name != first.kernel.name]
-    return [_of_choice(choice) for choice in (first, *others[:1])]
+    slower = [choice for choice in ranked if choice.fits and choice.kernel.name != first.kernel.name]
+    return [_of_choice(choice) for choice in (first, *slower[:1])]
 
 
 def _of_choice(choice: Choice) -> Best:
@@ -161,7 +146,3 @@ def commands(devices: Iterable[str]) -> dict[str, str]:
         device: shlex.join(["tflabench", "advise", *(["--gpu", gpu.name] if gpu else ["--measure"])])
         for device, gpu in gpus.items()
     }
-
-
-if __name__ == "__main__":
-    json.dump(modelled(Shape(*one) for one in json.load(sys.stdin)), sys.stdout, default=asdict)

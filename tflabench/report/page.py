@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import base64
-import gc
 import gzip
 import json
-from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from importlib.util import find_spec
 from itertools import chain
@@ -33,32 +30,15 @@ def render(directory: Path) -> str:
         InputError: no results, rows that cannot be read, or plotly is missing.
     """
     plotly = _plotly()
-    with _no_collection(), ThreadPoolExecutor(2) as pool:  # the charts need one core
-        named = {_name(results.folder, directory): results for results in find_results(directory)}
-        source = _source(named)
-        grid = pool.submit(lookup.in_another_process, lookup.shapes(source.rows["record"]))
-        script = pool.submit(_packed, plotly)
-        payload = _payload(directory, named, source)
-        payload["lookup"]["modelled"] = grid.result()
-        parts = {"css": _text("page.css"), "script": _text("page.js"), "plotly": script.result()}
-        text = json.dumps(payload, separators=(",", ":"), allow_nan=False, default=asdict)
-        parts["payload"] = _packed(text.encode())
+    named = {_name(results.folder, directory): results for results in find_results(directory)}
+    payload = _payload(directory, named, _source(named))
+    text = json.dumps(payload, separators=(",", ":"), allow_nan=False, default=asdict)
+    parts = {"css": _text("page.css"), "script": _text("page.js")}
+    parts |= {"plotly": _packed(plotly), "payload": _packed(text.encode())}
     html = _text("page.html")
     for name, part in parts.items():
         html = html.replace(f"/*{name}*/", part, 1)
     return html
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Pause the search for cycles of references: a page is a million small values without any."""
-    paused = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if paused:
-            gc.enable()
 
 
 def _plotly() -> bytes:
@@ -109,6 +89,7 @@ def _payload(directory: Path, named: Mapping[str, Results], source: Source) -> d
         "lookup": {
             "gates": lookup.GATES,
             "measured": lookup.measured(list(source.rows["record"])),
+            "modelled": lookup.modelled(lookup.shapes(source.rows["record"])),
             "commands": lookup.commands(devices),
         },
         "claims": details.claims(directory, named.values()),
