@@ -237,7 +237,7 @@ class TestRoofline:
         (["--pass", "decode"], "pass is 'decode': one step has no chunks"),
         (["--dtype", "bf16"], "dtype is 'bf16': it must be one of bfloat16"),
         (["--causal-factor", "0.3"], "causal_factor is 0.3: it must lie in [0.5, 1]"),
-        (["--memory-budget", "lots"], "memory_budget is 'lots': it must be a size such as 8GiB"),
+        (["--memory-budget", "lots"], "--memory-budget is 'lots': it must be a size such as 8GiB"),
         (["--memory-budget", "100MiB"], "memory_budget is 100 MiB: it must be at least"),
         (["--tile", "48"], "tile is 48: it must be a power of two"),
         (["--chunk-size", "96"], "chunk_size is 96: it must be a positive multiple of the tile, which is 64"),

@@ -90,7 +90,7 @@ def test_a_shell_completes_commands_presets_and_gpus(tmp_path, words, offered):
         (["sweep", "--tune-seconds", "1e21"], "--tune-seconds"),
         (["advise", "--tokens", str(10**21)], "--tokens"),
         (["optimal-chunk", "--d-hv", "100000000"], "d_hv is 100000000"),
-        (["optimal-chunk", "--memory-budget", "9999999999GiB"], "memory_budget is '9999999999GiB'"),
+        (["optimal-chunk", "--memory-budget", "9999999999GiB"], "--memory-budget is '9999999999GiB'"),
         (["sweep", "-a", "seq_len=1", "-a", "seq_len=2"], "axis seq_len is given twice"),
         (["sweep", "-a", "pass=fw", "--pass", "fwbw"], "axis pass is given twice"),
         (["sweep", "--dry-run", "--format", "csv"], "--format csv"),

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from tflabench.bench.gpu_choice import chosen_gpu
 from tflabench.cli.common import app, options
-from tflabench.cli.common.checks import words
 from tflabench.cli.common.console import emit, size_in_words
-from tflabench.cli.common.paths import figure_to_write, out_file
-from tflabench.problem import DeviceKind, InputError, Problem, parse_bytes
+from tflabench.cli.common.paths import out_file, write_drawn
+from tflabench.conclusions.tables import FittedTable, TableColumn
+from tflabench.problem import DeviceKind, InputError, Problem
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -53,8 +53,8 @@ Tokens = Annotated[
     options.option(options.PROBLEM, "N", "Choose the batch for a step of so many tokens.", max=MOST_TOKENS),
 ]
 Budget = Annotated[
-    str | None,
-    options.option(options.PROBLEM, "SIZE", options.BUDGET, "--memory-budget", show_default="all that the GPU has"),
+    int | None,
+    options.memory(options.PROBLEM, options.BUDGET, "--memory-budget", show_default="all that the GPU has"),
 ]
 Measure = Annotated[bool, options.option(options.HOW, None, "Measure the best choices on this machine.", "--measure")]
 TOP = "Print, and with --measure measure, so many choices."
@@ -121,20 +121,15 @@ def advise(  # noqa: PLR0913  options
     A smaller chunk size is often faster, and takes memory for more states; memory buys batch size. The table ranks the
     choices by the time of a step and marks those on the frontier: no other is both smaller and faster.
     """
-    plot = figure_to_write(plot, "advise.png") if plot else None
     from tflabench.bench.machine import detect
-    from tflabench.implementations import registry
 
-    for name in plugin or ():
-        registry.plug_in(name)
     if tokens is not None and batch is not None:
         raise InputError(f"batch is {batch} and tokens {tokens}: give one of them, --tokens chooses the batch")
     gates = _gates(gate)
     size = 8 if batch is None else batch
     problem = Problem(size, heads, seq_len, d_qk, d_hv, dtype=dtype, pass_=pass_)  # type: ignore[arg-type]
     here = detect("auto")
-    budget = None if memory_budget is None else parse_bytes("memory_budget", memory_budget)
-    wanted = _Wanted(problem, layers, tokens, budget, gates, ",".join(impl) if impl else None)
+    wanted = _Wanted(problem, layers, tokens, memory_budget, gates, ",".join(impl) if impl else None)
     if measure:
         if gpu is not None or peak_tflops or bandwidth_tbs:
             raise InputError("--measure measures what this machine has: leave out --gpu and its ceilings, or --measure")
@@ -144,11 +139,9 @@ def advise(  # noqa: PLR0913  options
     _require_fit(advice)
     notes = _notes(advice, here, measure)
     if plot:
-        from tflabench.figures.files import write_figure
         from tflabench.figures.memory_frontier import draw
 
-        write_figure(draw(advice, _title(advice), notes), plot)
-        print(f"wrote {plot}", file=sys.stderr)
+        write_drawn(draw(advice, _title(advice), notes), plot)
     document = _document(advice, notes)
     emit(document, _text(advice, document, top), as_json)
 
@@ -161,7 +154,7 @@ def _gates(text: str) -> list[str]:
     """
     from tflabench.conclusions.advise import computed
 
-    gates = words(text)
+    gates = options.words(text)
     if wrong := [word for word in gates if word not in computed()]:
         raise InputError(f"gate is {wrong[0]!r}: it must be any of {', '.join(computed())}, comma-separated")
     return gates
@@ -319,8 +312,6 @@ def _left_out(refusals: Iterable[Refused]) -> Iterator[str]:
 def _text(advice: Advice, document: dict[str, Any], top: int) -> Iterator[RenderableType]:
     """Yield the choices in the order of their ranks, those that more memory buys, and where the numbers come from."""
     from rich.text import Text
-
-    from tflabench.conclusions.tables import FittedTable, TableColumn
 
     demand, frontier = advice.demand, document["frontier"]
     steps = demand.tokens is not None or demand.layers > 1

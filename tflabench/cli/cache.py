@@ -13,6 +13,7 @@ import typer
 from tflabench.cli.common import options
 from tflabench.cli.common.app import cache
 from tflabench.cli.common.console import emit, size_in_words
+from tflabench.conclusions.tables import FittedTable, TableColumn
 from tflabench.problem import InputError, one_of
 
 if TYPE_CHECKING:
@@ -37,8 +38,6 @@ def show(ctx: typer.Context, json_: options.Json = False) -> None:
 
 
 def _text(sizes: list[dict[str, Any]]) -> Iterator[RenderableType | Path]:
-    from tflabench.conclusions.tables import FittedTable, TableColumn
-
     columns = [
         TableColumn("cache", "cache"),
         TableColumn("size", lambda row: size_in_words(row["bytes"]), ">"),

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from tflabench.cli.common import app, options
 from tflabench.cli.common.console import emit
+from tflabench.conclusions.tables import FittedTable, TableColumn
 
 
 @app.command("calibrate")
@@ -20,7 +21,6 @@ def calibrate(
     from tflabench.bench import ceilings as ceilings_
     from tflabench.bench.machine import detect
     from tflabench.bench.workers import one_worker
-    from tflabench.conclusions.tables import FittedTable, TableColumn
 
     machine = detect(device)
     with one_worker(machine.kind) as workers:

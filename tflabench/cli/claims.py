@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 from tflabench.cli.common import app
 from tflabench.cli.common.console import print_json, stdout
 from tflabench.cli.common.options import Json
-from tflabench.cli.common.paths import Results, file_to_write, out_file
+from tflabench.cli.common.paths import Results, out_file
+from tflabench.conclusions.tables import FittedTable, TableColumn
 
 if TYPE_CHECKING:
     from tflabench.conclusions.claims import Outcome
-    from tflabench.conclusions.tables import FittedTable
 
 STYLES = {"holds": "green", "does not hold": "red", "not measurable": "dim"}
 
@@ -36,9 +36,8 @@ def claims(
         from tflabench.conclusions.claims_page import markdown
         from tflabench.conclusions.markdown import write_page
 
-        path = file_to_write(out, "claims.md")
-        command = ["tflabench", "claims", str(directory), "--out", str(path)]
-        print(write_page(path, markdown(directory, command, path.parent)))
+        command = ["tflabench", "claims", str(directory), "--out", str(out)]
+        print(write_page(out, markdown(directory, command, out.parent)))
         return
     outcomes = check_all(campaigns(find_results(directory)), find_errors(directory))
     if json_:
@@ -77,8 +76,6 @@ def _as_json(outcome: Outcome) -> dict[str, Any]:
 
 def _table(outcomes: list[Outcome]) -> FittedTable:
     """Return a table with a line a claim and set of kernels; the claim stands in the first of its lines."""
-    from tflabench.conclusions.tables import FittedTable, TableColumn
-
     first = {id(outcome.claim): outcome for outcome in reversed(outcomes)}
 
     def once(outcome: Outcome, text: str) -> str:

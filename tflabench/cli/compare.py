@@ -13,7 +13,8 @@ import typer
 from tflabench.cli.common import app
 from tflabench.cli.common.console import print_json, stderr, stdout
 from tflabench.cli.common.options import MOST_CHOICES, Json
-from tflabench.cli.common.paths import ROWS, figure_to_write, out_file
+from tflabench.cli.common.paths import ROWS, out_file
+from tflabench.conclusions.tables import FittedTable, TableColumn
 from tflabench.problem import InputError
 
 if TYPE_CHECKING:
@@ -167,9 +168,8 @@ def _draw(judgement: Judgement, left: _Side, right: _Side, out: Path) -> list[Pa
     from tflabench.figures import ratios
     from tflabench.figures.files import write_figure
 
-    path = figure_to_write(out, "compare.png")
-    drawn = ratios.draw(judgement, (left.name, right.name), (left.runs, right.runs), path.stem)
-    return [file for figure in drawn for file in write_figure(figure, path.with_stem(figure.stem))]
+    drawn = ratios.draw(judgement, (left.name, right.name), (left.runs, right.runs), out.stem)
+    return [file for figure in drawn for file in write_figure(figure, out.with_stem(figure.stem))]
 
 
 def _head(left: _Side, right: _Side, differing: dict[str, tuple[str, str]]) -> dict[str, Any]:
@@ -239,8 +239,6 @@ def _warnings(differing: dict[str, tuple[str, str]]) -> list[str]:
 
 def _print(judgement: Judgement, title: str) -> None:
     """Print a line a point, then counts and the mean."""
-    from tflabench.conclusions.tables import FittedTable, TableColumn
-
     console = stdout()
     console.print(title, style="italic")
     columns = [

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from tflabench.cli.common import app, options
 from tflabench.cli.common.console import emit
+from tflabench.conclusions.tables import FittedTable, TableColumn
 from tflabench.problem import DTYPE_BYTES
 
 if TYPE_CHECKING:
@@ -40,7 +41,6 @@ def _text(here: Machine, gpu: Gpu | None, measured: Mapping[str, Ceilings]) -> I
     """Yield the table of GPUs, the sources of its figures, and what this machine has."""
     from rich.text import Text
 
-    from tflabench.conclusions.tables import FittedTable, TableColumn
     from tflabench.theory import hardware
 
     columns = [

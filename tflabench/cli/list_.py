@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tflabench.cli.common import app, options
 from tflabench.cli.common.console import emit
+from tflabench.conclusions.tables import FittedTable, TableColumn
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -31,8 +32,6 @@ def list_(plugin: options.Plugin = None, json_: options.Json = False) -> None:
     from tflabench.bench.machine import detect
     from tflabench.implementations import registry
 
-    for name in plugin or ():
-        registry.plug_in(name)
     machine = detect("auto")
     document = {
         "device": machine.name,
@@ -45,8 +44,6 @@ def list_(plugin: options.Plugin = None, json_: options.Json = False) -> None:
 
 def _text(document: dict[str, Any]) -> Iterator[RenderableType]:
     """Yield a table of each, and why implementations do not run here: a reason, then the names."""
-    from tflabench.conclusions.tables import FittedTable, TableColumn
-
     impls = document["implementations"]
     columns = [
         TableColumn("implementation (--impl)", "name"),

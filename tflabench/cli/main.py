@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tflabench.cli import (
+from tflabench.cli import (  # noqa: F401
     advise,
     cache,
     calibrate,
@@ -21,28 +21,5 @@ from tflabench.cli import (
     transfer,
     verify,
 )
-from tflabench.cli.common.app import app
-from tflabench.cli.rows import merge, pack
-
-__all__ = [
-    "advise",
-    "app",
-    "cache",
-    "calibrate",
-    "claims",
-    "compare",
-    "gpus",
-    "list_",
-    "merge",
-    "optimal_chunk",
-    "pack",
-    "plot",
-    "profile",
-    "report",
-    "reproduce",
-    "roofline",
-    "sweep",
-    "theory",
-    "transfer",
-    "verify",
-]
+from tflabench.cli.common.app import app as app
+from tflabench.cli.rows import merge, pack  # noqa: F401

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
@@ -12,13 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 from tflabench.bench.gpu_choice import chosen_gpu
 from tflabench.cli.common import app, options
 from tflabench.cli.common.console import PASS_NAMES, emit, stdout
-from tflabench.cli.common.paths import figure_to_write, out_file
-from tflabench.problem import Problem, dtype_bytes, one_of, parse_bytes
+from tflabench.cli.common.paths import out_file, write_drawn
+from tflabench.conclusions.tables import FittedTable, TableColumn
+from tflabench.problem import Problem, dtype_bytes, one_of
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from tflabench.conclusions.tables import FittedTable
     from tflabench.theory.chunk_size import Tradeoff
 
 
@@ -88,7 +87,6 @@ def optimal_chunk(  # noqa: PLR0913  options
     from tflabench.theory import chunk_size as chunks
     from tflabench.theory.cost import GATES
 
-    plot = figure_to_write(plot, "optimal-chunk.png") if plot else None
     problem = Problem(batch, heads, seq_len, d_qk, d_hv, dtype=dtype, pass_=pass_)  # type: ignore[arg-type]
     chip = chosen_gpu(gpu, dtype, peak_tflops, bandwidth_tbs)
     kind: Any = one_of("gate", gate, GATES)
@@ -108,19 +106,16 @@ def optimal_chunk(  # noqa: PLR0913  options
     chunks.check_tile(tile, seq_len)
     if chunk_size is not None:
         chunks.check_chunk_size(chunk_size, tile)
-    budget = None if memory_budget is None else parse_bytes("memory_budget", memory_budget)
-    recommended = tradeoff.recommend(tile, float("inf") if budget is None else budget)
+    recommended = tradeoff.recommend(tile, float("inf") if memory_budget is None else memory_budget)
 
     title = (
         f"{GATES[kind].title} {PASS_NAMES[pass_]} on {chip.name}: d_qk {d_qk}, d_hv {d_hv}, T {seq_len}, "
         f"batch {batch}, {heads} heads, {dtype}, states {state_dtype}, F_causal {causal_factor:g}, {counts} counts"
     )
     if plot:
-        from tflabench.figures.files import write_figure
         from tflabench.figures.theory import runtime_over_chunk_size
 
-        write_figure(runtime_over_chunk_size(tradeoff, recommended, title, budget), plot)
-        print(f"wrote {plot}", file=sys.stderr)
+        write_drawn(runtime_over_chunk_size(tradeoff, recommended, title, memory_budget), plot)
 
     kernels = kernel_chunks.optima(problem, gate, chip, tile, recommended)
     sizes = {2**n for n in range(4, seq_len.bit_length())} | {recommended} | ({chunk_size} if chunk_size else set())
@@ -134,7 +129,7 @@ def optimal_chunk(  # noqa: PLR0913  options
         "predicted_ms_lower": best["ms_lower"],
         "predicted_ms_upper": best["ms_upper"],
         "memory_bytes": best["memory_bytes"],
-        "memory_budget_bytes": budget,
+        "memory_budget_bytes": memory_budget,
         "tile": tile,
         "gate": gate,
         "problem": asdict(problem),
@@ -221,8 +216,6 @@ def _details(answer: _Answer) -> Iterator[RenderableType]:
 
 def _table(answer: _Answer, rows: Sequence[dict[str, Any]]) -> FittedTable:
     """Return a row an L: time between bounds, intensity, memory."""
-    from tflabench.conclusions.tables import FittedTable, TableColumn
-
     low, high = answer.tradeoff.within()
     marks = {answer.chunk_size: "asked for", answer.recommended: "recommended"}
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from tflabench.cli.common import app, options
 from tflabench.cli.common.console import emit
-from tflabench.cli.common.paths import figure_to_write, file_to_write, out_file
+from tflabench.cli.common.paths import out_file, write_drawn
+from tflabench.conclusions.tables import FittedTable, TableColumn
 from tflabench.problem import InputError, Problem
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from tflabench.bench.profile.counters import KernelCounters
     from tflabench.bench.profile.point import Profile
-    from tflabench.conclusions.tables import FittedTable
 
 # Of each kind of device, where options leave it open: the paper's Fig. 4 at T = 4096, and what a CPU does in a moment.
 DEFAULTS: dict[str, dict[str, Any]] = {
@@ -58,7 +57,7 @@ COUNTERS = "Read the chip's counters too, with ncu."
 Counters = Annotated[bool, options.option(options.HOW, None, COUNTERS, "--counters/--no-counters")]
 PROFILER = "Stop the profiler after this time, and ncu after the same."
 ProfilerTimeout = Annotated[float, options.seconds(options.HOW, PROFILER, "--timeout", least=1)]
-Keep = Annotated[Path | None, options.option(options.OUTPUT, "FILE", "Keep what ncu wrote in this file.")]
+Keep = Annotated[Path | None, out_file("ncu.csv", "nothing is kept", "--keep", "Keep what ncu wrote in this file.")]
 
 
 @app.command("profile")
@@ -90,21 +89,10 @@ def profile(  # noqa: PLR0913  options
     from tflabench.implementations import registry
     from tflabench.selection.points import Point
 
-    if out:
-        out = figure_to_write(out, "profile.png")
-    keep = file_to_write(keep, "ncu.csv", "--keep") if keep else None
-    for name in plugin or ():
-        registry.plug_in(name)
     machine = detect(device)
     given = {
-        "seq_len": seq_len,
-        "batch": batch,
-        "heads": heads,
-        "d_qk": d_qk,
-        "d_hv": d_hv,
-        "dtype": dtype,
-        "impl": impl,
-    }
+        "impl": impl, "batch": batch, "heads": heads, "seq_len": seq_len, "d_qk": d_qk, "d_hv": d_hv, "dtype": dtype,
+    }  # fmt: skip
     sizes = DEFAULTS[machine.kind] | {name: value for name, value in given.items() if value is not None}
     implementation, *more = registry.select(sizes.pop("impl"))
     if more:
@@ -115,11 +103,9 @@ def profile(  # noqa: PLR0913  options
     options = {"calls": calls, "count": count, "timeout_s": timeout, "plugins": plugin or (), "keep": keep}
     seen = profiles.profile(Point(implementation, problem), machine, **options)
     if out:
-        from tflabench.figures.files import write_figure
         from tflabench.figures.profile import draw
 
-        write_figure(draw(seen, _title(seen), [_footer(seen)]), out)
-        print(f"wrote {out}", file=sys.stderr)
+        write_drawn(draw(seen, _title(seen), [_footer(seen)]), out)
     emit(_document(seen), _text(seen), as_json)
 
 
@@ -169,7 +155,6 @@ def _text(seen: Profile) -> Iterator[RenderableType]:
 
 def _parts_table(seen: Profile) -> FittedTable:
     """Return a line a GPU kernel or operator, the longest first: launches, time and share."""
-    from tflabench.conclusions.tables import FittedTable, TableColumn
     from tflabench.figures.profile import PARTS, short
 
     parts = sorted(seen.parts, key=lambda part: -part["ms"])
@@ -189,7 +174,6 @@ def _parts_table(seen: Profile) -> FittedTable:
 
 def _counted_table(kernels: Sequence[KernelCounters]) -> FittedTable:
     """Return a line a GPU kernel with its counters."""
-    from tflabench.conclusions.tables import FittedTable, TableColumn
     from tflabench.figures.profile import short
 
     columns = [
@@ -206,7 +190,6 @@ def _counted_table(kernels: Sequence[KernelCounters]) -> FittedTable:
 
 def _expected_table(seen: Profile) -> FittedTable:
     """Return a line a GPU kernel: what the calibrated model says, and what was counted."""
-    from tflabench.conclusions.tables import FittedTable, TableColumn
     from tflabench.figures.profile import short
 
     columns = [
@@ -224,8 +207,6 @@ def _expected_table(seen: Profile) -> FittedTable:
 
 def _sources_table(seen: Profile) -> FittedTable:
     """Return bytes, FLOPs, intensity and time of the call by both models and as measured."""
-    from tflabench.conclusions.tables import FittedTable, TableColumn
-
     model, total, bounds = seen.model, seen.total, seen.bounds
     sources: list[tuple[str, float | None, float | None, str]] = [
         ("model", float(model.bytes), float(model.flops), f"{bounds.lower * 1e3:.4g} to {bounds.upper * 1e3:.4g}"),

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 from tflabench.cli.common import app
-from tflabench.cli.common.paths import Results, file_to_write, out_file
+from tflabench.cli.common.paths import Results, out_file
 
 
 @app.command("report")
@@ -18,6 +18,6 @@ def report(
     """Write stored rows as one HTML page that needs no network: a chart, a look-up, all rows, claims, commands."""
     from tflabench import report as reports
 
-    path = reports.write(directory, file_to_write(out, "report.html") if out else None)
+    path = reports.write(directory, out)
     print(f"{path.stat().st_size / 1e6:.1f} MB, needs no network: open it in a browser", file=sys.stderr)
     print(path)

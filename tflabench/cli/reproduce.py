@@ -11,7 +11,6 @@ from uuid import uuid4
 import typer
 
 from tflabench.cli.common import app, options
-from tflabench.cli.common.checks import words
 from tflabench.cli.common.console import stderr
 from tflabench.cli.common.dry_run import print_selection
 from tflabench.cli.common.paths import folder_to_write, out_folder
@@ -82,21 +81,19 @@ def reproduce(  # noqa: PLR0913  options
     from tflabench.bench.rules import Rules, end_of
     from tflabench.figures import reproduce as paper
     from tflabench.figures.files import check_formats
-    from tflabench.implementations import registry
     from tflabench.rows.load import find_results, results_folders
 
     stop_at = end_of(stop_after)
     names = [name for name in figures or ["all"] if name != "all"] or list(paper.FIGURES)
     wanted = [paper.find(name) for name in dict.fromkeys(names)]
-    check_formats(formats := words(format_))
-    patterns = registry.split(",".join(impl)) if impl else None
+    check_formats(formats := options.words(format_))
     machine = detect(device)
     protocol = (PAPER if paper_protocol else STANDARD).verifying_within(verify_seconds)
     rules = Rules(protocol, timeout, seconds_to_tune(tune_seconds), jobs, stop_at=stop_at)
     folder_to_write(root, "--results", make=False)
     if machine.kind == "cpu" and results_folders(root):
         find_results(root)  # rows that cannot be read are told of before anything is drawn
-    parts, notes = _parts(wanted, matched_heads, patterns, axis or ())
+    parts, notes = _parts(wanted, matched_heads, impl, axis or ())
     out = folder_to_write(out) if out and not dry_run else out
     drawing = _Drawing(parts, matched_heads, root, out, formats)
 

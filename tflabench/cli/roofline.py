@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -10,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from tflabench.bench.gpu_choice import chosen_gpu
 from tflabench.cli.common import app, complete, options
 from tflabench.cli.common.console import PASS_NAMES, emit
-from tflabench.cli.common.paths import Overlay, figure_to_write, out_file
+from tflabench.cli.common.paths import Overlay, out_file, write_drawn
+from tflabench.conclusions.tables import FittedTable, TableColumn
 from tflabench.problem import InputError, Problem, dtype_bytes, one_of
 
 if TYPE_CHECKING:
@@ -91,12 +91,10 @@ def roofline(  # noqa: PLR0913  options
     as_json: options.Json = False,
 ) -> None:
     """Draw the arithmetic intensity of chunk sizes under the rooflines of GPUs, with measured points laid over."""
-    from tflabench.figures.files import write_figure
     from tflabench.figures.theory import roofline as draw
     from tflabench.theory.chunk_size import Tradeoff
     from tflabench.theory.cost import GATES
 
-    out = figure_to_write(out, "roofline.png")
     over = _measured_points(overlay, pass_, dtype) if overlay else _Overlay([], [], {})
     if gpu or peak_tflops or bandwidth_tbs:
         chips = [chosen_gpu(name, dtype, peak_tflops, bandwidth_tbs) for name in (gpu.split(",") if gpu else [None])]
@@ -117,7 +115,7 @@ def roofline(  # noqa: PLR0913  options
         f"F_causal {causal_factor:g}"
     )
     drawn = _Roofline(title, chips, {size: tradeoff.cost(size) for size in sizes})
-    write_figure(draw(chips, drawn.costs, title, over.points, over.looks), out)
+    write_drawn(draw(chips, drawn.costs, title, over.points, over.looks), out)
     document = {
         "file": str(out),
         "gpus": [asdict(chip) for chip in chips],
@@ -125,8 +123,6 @@ def roofline(  # noqa: PLR0913  options
         "measured": [point._asdict() for point in over.points],
     }
     emit(document, _text(drawn), as_json)
-    if not as_json:
-        print(f"wrote {out}", file=sys.stderr)
 
 
 def _sizes(text: str) -> list[int]:
@@ -146,8 +142,6 @@ def _sizes(text: str) -> list[int]:
 def _text(drawn: _Roofline) -> Iterator[RenderableType]:
     """Yield a line an L: its intensity, and what each GPU attains there."""
     from rich.text import Text
-
-    from tflabench.conclusions.tables import FittedTable, TableColumn
 
     attained = {(point["chunk_size"], point["gpu"]): point for point in drawn.points}
 

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from tflabench.cli.common import app, complete, options
-from tflabench.cli.common.checks import words
 from tflabench.cli.common.console import print_json, stderr, stdout
 from tflabench.cli.common.dry_run import print_selection
 from tflabench.cli.common.options import HOW, OUTPUT, WHAT
 from tflabench.cli.common.paths import out_folder
-from tflabench.problem import InputError, one_of, parse_bytes
+from tflabench.problem import InputError, one_of
 
 if TYPE_CHECKING:
     from tflabench.bench.devices import Devices
@@ -100,7 +99,6 @@ def sweep(  # noqa: PLR0913  options
     from tflabench.bench.request import Request
     from tflabench.bench.rules import Rules, end_of
     from tflabench.bench.sweep import measure
-    from tflabench.implementations import registry
     from tflabench.progress import ProgressPrinter
     from tflabench.rows.load import find_results
     from tflabench.selection import axes
@@ -109,19 +107,16 @@ def sweep(  # noqa: PLR0913  options
     ending = _Ending(one_of("--format", format_, ("table", "markdown", "csv")), json_, full, plots, resume)
     if json_ and format_ != "table":
         raise InputError(f"--json and --format {format_} are both given: give one of them")
-    for name in plugin or ():
-        registry.plug_in(name)
-    patterns = registry.split(",".join(impl)) if impl else None
     overrides = axes.parse_overrides([*(axis or ()), *([f"pass={pass_}"] if pass_ else ())])
-    request = Request(preset, overrides, patterns, paper_protocol, verify_seconds)
-    kinds = tuple(dict.fromkeys(words(gpu))) if gpu is not None else ()
+    request = Request(preset, overrides, impl, paper_protocol, verify_seconds)
+    kinds = tuple(dict.fromkeys(options.words(gpu))) if gpu is not None else ()
     devices = Devices(device, kinds, gpus, executor, ray_address, allow_mixed_versions)
     rules = Rules(
         timeout_s=timeout,
         tune_s=seconds_to_tune(tune_seconds),
         jobs=jobs,
         plugins=plugin or (),
-        memory_limit=None if memory_limit is None else parse_bytes("--memory-limit", memory_limit),
+        memory_limit=memory_limit,
         tuned=[row for results in find_results(tuned_from) for row in results.rows] if tuned_from else (),
         stop_at=stop_at,
     )

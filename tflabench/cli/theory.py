@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from tflabench.cli.common import app, options
-from tflabench.cli.common.checks import words
 from tflabench.cli.common.paths import Overlay, folder_to_write, out_folder
 from tflabench.problem import one_of
 
@@ -40,9 +39,9 @@ def theory(
 
     names = [one_of("figure", name, ("all", *paper.FIGURES)) for name in figures or ["all"]]
     names = list(paper.FIGURES) if "all" in names else names
-    gates = [one_of("gate", word, GATES) for word in words(gate)]
-    passes = [one_of("pass", word, ("fw", "fwbw")) for word in words(pass_)]
-    formats = [one_of("format", word, FORMATS) for word in words(format_)]
+    gates = [one_of("gate", word, GATES) for word in options.words(gate)]
+    passes = [one_of("pass", word, ("fw", "fwbw")) for word in options.words(pass_)]
+    formats = [one_of("format", word, FORMATS) for word in options.words(format_)]
     rows = read_rows(overlay) if overlay else None
     out = folder_to_write(out)
     drawn = (paper.FIGURES[name](gate, pass_, rows) for name in names for gate in gates for pass_ in passes)

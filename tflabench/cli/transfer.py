@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from tflabench.cli.common import app, options
-from tflabench.cli.common.checks import words
 from tflabench.cli.common.console import emit
 from tflabench.cli.common.paths import folder_to_write, out_folder
+from tflabench.conclusions.tables import FittedTable, TableColumn
 from tflabench.problem import InputError, one_of
 
 if TYPE_CHECKING:
@@ -65,9 +65,9 @@ def transfer(  # noqa: PLR0913  options
     from tflabench.figures.gain_maps import heat_maps
     from tflabench.theory.transfer import DEFAULT_EPS, FIGURES, PAPER_EPS, Experiment, gains
 
-    names = [one_of("figure", name, tuple(FIGURES)) for name in words(figure)]
-    formats = [one_of("format", name, FORMATS) for name in words(format_)]
-    given = None if eps is None else tuple(dict.fromkeys(_epsilon(word) for word in words(eps)))
+    names = [one_of("figure", name, tuple(FIGURES)) for name in options.words(figure)]
+    formats = [one_of("format", name, FORMATS) for name in options.words(format_)]
+    given = None if eps is None else tuple(dict.fromkeys(_epsilon(word) for word in options.words(eps)))
     experiment = Experiment(
         input_gates=_grid("input_gate", input_gate, step),
         forget_gates=_grid("forget_gate", forget_gate, step),
@@ -89,8 +89,6 @@ def transfer(  # noqa: PLR0913  options
 
 def _text(rows: Sequence[dict[str, Any]], files: Sequence[Path]) -> Iterator[RenderableType | Path]:
     """Yield a line a map, what its last column means, and the files written."""
-    from tflabench.conclusions.tables import FittedTable, TableColumn
-
     columns = [
         TableColumn("figure", "figure", ">"),
         TableColumn("gate", "gate"),

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from tflabench.cli.common import app, options
 from tflabench.cli.common.console import emit, stderr
 from tflabench.cli.common.paths import folder_to_write, out_folder
-from tflabench.problem import parse_bytes
-
-if TYPE_CHECKING:
-    from tflabench.conclusions.tables import FittedTable
+from tflabench.conclusions.tables import FittedTable, TableColumn
 
 
 @app.command("verify")
@@ -37,7 +34,6 @@ def verify(
     from tflabench.bench.sweep import require_runnable
     from tflabench.bench.verifier import Verifier
     from tflabench.bench.workers import one_worker
-    from tflabench.implementations import registry
     from tflabench.rows import errors
     from tflabench.rows.journal import described_runs
     from tflabench.selection import axes, presets
@@ -45,18 +41,15 @@ def verify(
 
     if out:
         described_runs(folder_to_write(out))  # what cannot be added to is refused before anything is checked
-    for name in plugin or ():
-        registry.plug_in(name)
     machine = detect(device)
-    patterns = registry.split(",".join(impl)) if impl else None
     overrides = {"pass": ("fwbw",)} | axes.parse_overrides(axis or ())
-    points = sweeps.select_points(presets.load_preset(preset), overrides, patterns, machine.kind)
+    points = sweeps.select_points(presets.load_preset(preset), overrides, impl, machine.kind)
     require_runnable(points, machine.kind)
     note = stderr()
     results: list[dict[str, Any]] = []
     facts: dict[str, Any] = {}
     interrupted = False
-    limit = machine.host_memory_limit if memory_limit is None else parse_bytes("--memory-limit", memory_limit)
+    limit = machine.host_memory_limit if memory_limit is None else memory_limit
     with one_worker(machine.kind, plugin or (), limit) as workers:
         verifier = Verifier(machine, workers, verify_seconds, timeout)
         try:
@@ -81,8 +74,6 @@ def verify(
 
 def _table(results: Iterable[dict[str, Any]]) -> FittedTable:
     """Return a line a tensor of each point, and one for a point that has no errors, with the reason."""
-    from tflabench.conclusions.tables import FittedTable, TableColumn
-
     columns = [
         TableColumn("point", "point"),
         TableColumn("tensor", "name"),

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich import box
-from rich.console import Console, ConsoleOptions, RenderResult
-from rich.table import Table
-from rich.text import Text
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderResult
+    from rich.table import Table
 
 UNLIMITED = 10_000  # characters: no table is as wide
 
@@ -68,6 +67,8 @@ class FittedTable:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Yield the table with the columns that have room, and the names of the others."""
+        from rich.text import Text
+
         shown = list(range(len(self._columns)))
         while self._width(shown, console, options) > options.max_width:
             last = max(shown, key=lambda n: (self._columns[n].drop, n))
@@ -87,6 +88,10 @@ class FittedTable:
 
     def _table(self, shown: Sequence[int]) -> Table:
         """Return the table with some of its columns; text may take several lines, numbers may not."""
+        from rich import box
+        from rich.table import Table
+        from rich.text import Text
+
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
         for n in shown:
             column = self._columns[n]

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tflabench.cli.common.console import print_json, size_in_words, stdout
+from tflabench.conclusions.tables import FittedTable, TableColumn
 
 if TYPE_CHECKING:
     from tflabench.bench.estimate import Target
     from tflabench.bench.protocol import Protocol
-    from tflabench.conclusions.tables import FittedTable
     from tflabench.rows.schema import Row
     from tflabench.selection.comparisons import Comparison
 
@@ -81,8 +81,6 @@ def print_selection(
 
 def _points_table(selection: Sequence[dict[str, Any]]) -> FittedTable:
     """Return a line a point; those that cannot run are dim and say why."""
-    from tflabench.conclusions.tables import FittedTable, TableColumn
-
     later = {"inputs": 4, "heads_qk": 4, "family": 3, "gate": 3, "seconds": 1, "refused": 1}
     columns = [
         TableColumn("memory", lambda row: size_in_words(row["bytes"]), ">", drop=2)
@@ -96,8 +94,6 @@ def _points_table(selection: Sequence[dict[str, Any]]) -> FittedTable:
 
 def _comparisons_table(selection: Sequence[dict[str, Any]]) -> FittedTable:
     """Return a line a comparison, of the first MOST_COMPARISONS."""
-    from tflabench.conclusions.tables import FittedTable, TableColumn
-
     numbers = range(1, min(selection[-1]["comparison"], MOST_COMPARISONS) + 1)
     by_comparison = [[row for row in selection if row["comparison"] == number] for number in numbers]
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from tflabench.cli.common import complete
+from tflabench.problem import InputError, parse_bytes
 
 # Panels of `--help`.
 WHAT = "What to measure"
@@ -41,6 +42,32 @@ def seconds(panel: str, line: str, *names: str, least: float = 0, **more: Any) -
     return option(panel, "SECONDS", line, *names, min=least, callback=limited, **more)
 
 
+def memory(panel: str, line: str, name: str, **more: Any) -> Any:
+    """Return an option for a size of memory, which gives the command bytes."""
+    return option(panel, "SIZE", line, name, parser=lambda text: parse_bytes(name, text), **more)
+
+
+def words(text: str) -> list[str]:
+    """Return the parts of a comma-separated option."""
+    return [word.strip() for word in text.split(",")]
+
+
+def _patterns(given: list[str] | None) -> list[str] | None:
+    from tflabench.implementations.registry import split
+
+    if given and not (patterns := split(",".join(given))):
+        raise InputError(f"--impl is {','.join(given)!r}: it must name implementations, such as 'tfla_*'")
+    return patterns if given else None
+
+
+def _plugged(modules: list[str] | None) -> list[str] | None:
+    from tflabench.implementations import registry
+
+    for name in modules or ():
+        registry.plug_in(name)
+    return modules
+
+
 # --- What to measure, and how
 
 Preset = Annotated[
@@ -54,10 +81,10 @@ Preset = Annotated[
 ]
 AXIS = "Replace an axis by values in this order: seq_len=512:65536:x2, chunk_size=128,64."
 Axes = Annotated[list[str] | None, option(WHAT, "AXIS=VALUES", AXIS, "-a", "--axis")]
-Impl = Annotated[
-    list[str] | None, option(WHAT, "PATTERN", "Take only these implementations, such as 'sdpa*,tfla_sig_*'.")
-]
-Plugin = Annotated[list[str] | None, option(WHAT, "MODULE", "Take the IMPLEMENTATIONS of this module or .py file too.")]
+IMPL = "Take only these implementations, such as 'sdpa*,tfla_sig_*'."
+Impl = Annotated[list[str] | None, option(WHAT, "PATTERN", IMPL, callback=_patterns)]
+PLUGIN = "Take the IMPLEMENTATIONS of this module or .py file too."
+Plugin = Annotated[list[str] | None, option(WHAT, "MODULE", PLUGIN, callback=_plugged)]
 Device = Annotated[str, option(HOW, "DEVICE", "Measure on this device: auto, cuda or cpu.")]
 TIMEOUT = "Stop a point that takes longer, and try none after it that would take as long or longer."
 Timeout = Annotated[float, seconds(HOW, TIMEOUT, least=1)]
@@ -74,7 +101,7 @@ TuneSeconds = Annotated[str, option(HOW, "SECONDS", TUNE)]
 JOBS = "Warm up this many points at a time, which compiles their kernels; 0 compiles each when it is its turn."
 Jobs = Annotated[int | None, option(HOW, "N", JOBS, min=0, max=1024, show_default="cores - 2, at most 8")]
 LIMIT = "Let one point allocate this much host memory, such as 8GiB."
-MemoryLimit = Annotated[str | None, option(HOW, "SIZE", LIMIT, show_default="on CPUs 80% of what is free")]
+MemoryLimit = Annotated[int | None, memory(HOW, LIMIT, "--memory-limit", show_default="on CPUs 80% of what is free")]
 EXECUTOR = "Measure on this machine (local), or on all GPUs of a Ray cluster (ray)."
 ExecutorName = Annotated[str, option(HOW, "NAME", EXECUTOR, "--executor")]
 RayAddress = Annotated[
@@ -118,7 +145,7 @@ Dtype = Annotated[str, option(PROBLEM, "DTYPE", "Dtype of q, k, v and the gates.
 Gate = Annotated[str, option(PROBLEM, "GATE", "Gate: exp or sig of the mLSTM, or gla.")]
 Pass = Annotated[str, option(PROBLEM, "PASS", "Pass: fw, or fwbw with the backward.", "--pass")]
 BUDGET = "Take what fits into this much GPU memory, such as 8GiB."
-MemoryBudget = Annotated[str | None, option(PROBLEM, "SIZE", BUDGET, show_default="no limit")]
+MemoryBudget = Annotated[int | None, memory(PROBLEM, BUDGET, "--memory-budget", show_default="no limit")]
 
 # --- Model and GPU
 

@@ -9,13 +9,17 @@ writes several files takes the folder. Folders that are missing are made, and fi
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tflabench.cli.common.options import OUTPUT
 from tflabench.problem import InputError
+
+if TYPE_CHECKING:
+    from tflabench.figures.model import Figure
 
 ROWS = "A results folder or a folder above several: all rows in it and below are read."
 _FILE = "Write this file{formats}, or {name} in this folder."
@@ -29,18 +33,20 @@ Overlay = Annotated[
 ]
 
 
-def out_file(name: str, otherwise: str | None = None) -> Any:
-    """Return the option --out of a command that writes one file.
+def out_file(name: str, otherwise: str | None = None, option: str = "--out", line: str = _FILE) -> Any:
+    """Return the option of a command that writes one file, which gives the command a path with a folder that exists.
 
     Args:
-        name: the file in a folder that the user names; its suffix says whether it is a figure.
+        name: the file in a folder that the user names; a .png stands for a figure in any format.
         otherwise: what happens without the option, where the default does not say it.
+        line: its help text.
     """
     formats = " (.png, .svg or .pdf)" if name.endswith(".png") else ""
     return typer.Option(
-        "--out",
+        option,
         metavar="FILE",
-        help=_FILE.format(formats=formats, name=name),
+        help=line.format(formats=formats, name=name),
+        callback=lambda out: out and _file_to_write(Path(out), name, option),
         show_default=otherwise or True,  # type: ignore[arg-type]
         rich_help_panel=OUTPUT,
     )
@@ -57,34 +63,29 @@ def out_folder(otherwise: str | None = None) -> Any:
     )
 
 
-def file_to_write(out: Path, name: str, option: str = "--out") -> Path:
-    """Return the file that an option means: `name` in it where it is a folder.
-
-    Its folder is made.
+def _file_to_write(out: Path, name: str, option: str) -> Path:
+    """Return the file that an option means, `name` in it where it is a folder; its folder is made.
 
     Raises:
         InputError: its suffix is that of another kind of file than `name`, or the folder cannot be made.
     """
-    path = out / name if out.is_dir() else out
-    suffix = Path(name).suffix
-    if path.suffix not in ("", suffix):
+    from tflabench.figures.files import check_format
+
+    path, suffix = (out / name if out.is_dir() else out), Path(name).suffix
+    if suffix == ".png":
+        check_format(path)
+    elif path.suffix not in ("", suffix):
         raise InputError(f"{option} is {out}: what is written there is a {suffix} file, give it that suffix")
     _make(path.parent, out, option)
     return path
 
 
-def figure_to_write(out: Path, name: str) -> Path:
-    """Return the file that --out means as `file_to_write` does, for a figure.
+def write_drawn(figure: Figure, path: Path) -> None:
+    """Write a figure, its caption and its rows, and say so on stderr."""
+    from tflabench.figures.files import write_figure
 
-    Raises:
-        InputError: no figure comes in the format of its suffix, or its folder cannot be made.
-    """
-    from tflabench.figures.files import check_format
-
-    path = out / name if out.is_dir() else out
-    check_format(path)
-    _make(path.parent, out, "--out")
-    return path
+    write_figure(figure, path)
+    print(f"wrote {path}", file=sys.stderr)
 
 
 def folder_to_write(out: Path, option: str = "--out", make: bool = True) -> Path:

@@ -29,12 +29,11 @@ def merge(
     Of a point that both have, the row that was measured last counts, but a measurement before any failure. The
     environment of every run comes along. Folders below a SOURCE go to those of the same name below --into.
     """
-    from tflabench.implementations.registry import split
     from tflabench.rows import load
     from tflabench.rows import merge as merge_
     from tflabench.selection import axes
 
-    patterns = split(",".join(impl)) if impl else ["*"]
+    patterns = impl or ["*"]
     passes = axes.parse_values("pass", pass_)
     pairs = [
         (results.only(patterns, passes), into if results.folder == source else into / results.folder.name)
