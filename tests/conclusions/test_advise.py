@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tflabench.conclusions import advise
-from tflabench.conclusions.advise import AdvisedKernel, CallMemory, Choice, Demand, Refused
+from tflabench.conclusions.advise import AdvisedKernel, CallMemory, Candidate, Demand, Refused
 from tflabench.figures.memory_frontier import draw
 from tflabench.figures.model import Curve, Mark, Rule
 from tflabench.implementations import registry
@@ -108,10 +108,10 @@ def test_the_batch_of_a_step_is_the_largest_that_pays_and_fits():
 
 def choice(
     step_s: float, gib: float, largest: int | None = None, kernel: AdvisedKernel = SIG, size: int = 64
-) -> Choice:
+) -> Candidate:
     problem = FIG_4.with_(chunk_size=size)
     bounds = TimeBounds(step_s, step_s)
-    return Choice(kernel, problem, step_s, "measured", bounds, 1, step_s, gib * GIB, largest)
+    return Candidate(kernel, problem, step_s, "measured", bounds, 1, step_s, gib * GIB, largest)
 
 
 def test_the_frontier_keeps_what_nothing_beats_in_both():
@@ -157,7 +157,7 @@ def test_the_other_linear_rnns_are_advised_too():
     assert {choice.kernel.name for choice in given.ranked} == {
         "hopper_mamba2", "tfla_mamba2_xl", "hopper_simple_gla", "tfla_simple_gla_xl",
     }  # fmt: skip
-    best: dict[str, Choice] = {}
+    best: dict[str, Candidate] = {}
     for choice in given.ranked:
         best.setdefault(choice.kernel.name, choice)
     assert best["hopper_mamba2"].problem.chunk_size == 4096

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tflabench.conclusions import advise
-from tflabench.conclusions.advise import Advice, Choice, Demand, Refused
+from tflabench.conclusions.advise import Advice, Candidate, Demand, Refused
 from tflabench.implementations import packages, registry
 from tflabench.kernels.common.sizes import shared_memory
 from tflabench.problem import InputError, Problem
@@ -30,7 +30,7 @@ def given(problem: Problem, gpu: Gpu, *gates: str, impl: str | None = None, memo
     return advise.advice(Demand(problem, memory_bytes=memory), gpu, gates or advise.computed(), "cuda", impl)
 
 
-def needed(choice: Choice, gpu: Gpu) -> int:
+def needed(choice: Candidate, gpu: Gpu) -> int:
     """Shared memory of a program in bytes."""
     count = registry.get(choice.kernel.name).shared_bytes
     assert count

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 from tflabench.bench.gpu_choice import chosen_gpu
 from tflabench.cli.common import app, options
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from tflabench.bench.machine import Machine
-    from tflabench.conclusions.advise import Advice, Choice, Refused
+    from tflabench.bench.rules import Rules
+    from tflabench.conclusions.advise import Advice, Candidate, Refused
     from tflabench.theory.hardware import Ceilings, Gpu
 
 
@@ -61,35 +62,7 @@ TOP = "Print, and with --measure measure, so many choices."
 Top = Annotated[int, options.option(options.OUTPUT, "N", TOP, min=1, max=options.MOST_CHOICES)]
 
 
-class _Wanted(NamedTuple):
-    """A request for advice, before the GPU is known.
-
-    Attributes:
-        budget: bytes of memory allowed; None for all that the GPU has.
-        pattern: of implementations; None for the usual ones.
-    """
-
-    problem: Problem
-    layers: int
-    tokens: int | None
-    budget: int | None
-    gates: Sequence[str]
-    pattern: str | None
-
-    def advice(self, chip: Gpu, kind: DeviceKind) -> Advice:
-        """Return all choices on a device, ranked by theory."""
-        from tflabench.conclusions import advise as advising
-
-        demand = advising.Demand(self.problem, self.layers, self.tokens, self.budget or chip.memory_bytes)
-        return advising.advice(demand, chip, self.gates, kind, self.pattern)
-
-
-class _Trial(NamedTuple):
-    """The rules of measuring the best choices: how many, how long one call may take, and with which plugins."""
-
-    top: int
-    timeout: float
-    plugins: Sequence[str]
+Ranking = Callable[["Gpu", DeviceKind], "Advice"]  # of all choices on a device, by theory
 
 
 @app.command("advise")
@@ -122,6 +95,9 @@ def advise(  # noqa: PLR0913  options
     choices by the time of a step and marks those on the frontier: no other is both smaller and faster.
     """
     from tflabench.bench.machine import detect
+    from tflabench.bench.protocol import SHORT
+    from tflabench.bench.rules import Rules
+    from tflabench.conclusions import advise as advising
 
     if tokens is not None and batch is not None:
         raise InputError(f"batch is {batch} and tokens {tokens}: give one of them, --tokens chooses the batch")
@@ -129,13 +105,18 @@ def advise(  # noqa: PLR0913  options
     size = 8 if batch is None else batch
     problem = Problem(size, heads, seq_len, d_qk, d_hv, dtype=dtype, pass_=pass_)  # type: ignore[arg-type]
     here = detect("auto")
-    wanted = _Wanted(problem, layers, tokens, memory_budget, gates, ",".join(impl) if impl else None)
+
+    def ranking(chip: Gpu, kind: DeviceKind) -> Advice:
+        demand = advising.Demand(problem, layers, tokens, memory_budget or chip.memory_bytes)
+        return advising.advice(demand, chip, gates, kind, ",".join(impl) if impl else None)
+
     if measure:
         if gpu is not None or peak_tflops or bandwidth_tbs:
             raise InputError("--measure measures what this machine has: leave out --gpu and its ceilings, or --measure")
-        advice = _measured(wanted, here, _Trial(top, timeout, plugin or ()))
+        rules = Rules(SHORT, timeout, jobs=0, plugins=plugin or ())
+        advice = _measured(ranking, dtype, here, rules, top)
     else:
-        advice = wanted.advice(chosen_gpu(gpu, dtype, peak_tflops, bandwidth_tbs), "cuda")
+        advice = ranking(chosen_gpu(gpu, dtype, peak_tflops, bandwidth_tbs), "cuda")
     _require_fit(advice)
     notes = _notes(advice, here, measure)
     if plot:
@@ -171,40 +152,37 @@ def _require_fit(advice: Advice) -> None:
     )
 
 
-def _measured(wanted: _Wanted, here: Machine, trial: _Trial) -> Advice:
+def _measured(ranking: Ranking, dtype: str, here: Machine, rules: Rules, top: int) -> Advice:
     """Return advice for this machine's device, its best choices measured."""
-    from tflabench.bench.protocol import SHORT
-    from tflabench.bench.rules import Rules
     from tflabench.bench.station import Station
     from tflabench.conclusions import advise as advising
     from tflabench.theory import hardware
 
-    dtype = wanted.problem.dtype
     if here.kind == "cpu":  # before a worker starts and measures its ceilings
-        known = hardware.ceilings_for(here.name, dtype)
-        ceilings = known or hardware.custom(*USUAL_CPU).ceilings
-        _require_short(wanted.advice(_device(here, ceilings), here.kind), here, trial, assumed=known is None)
-    with Station(here, Rules(SHORT, trial.timeout, jobs=0, plugins=trial.plugins)) as station:
-        advice = wanted.advice(_device(here, station.ceilings([dtype])[dtype]), here.kind)
-        seconds, count = _require_short(advice, here, trial)
+        stored = hardware.ceilings_for(here.name, dtype)
+        ceilings = stored or hardware.custom(*USUAL_CPU).ceilings
+        _require_short(ranking(_device(here, ceilings), here.kind), here, rules, top, assumed=stored is None)
+    with Station(here, rules) as station:
+        advice = ranking(_device(here, station.ceilings([dtype])[dtype]), here.kind)
+        seconds, count = _require_short(advice, here, rules, top)
         print(f"measuring {count} choices on {here.name}, at least {seconds:.0f} s", file=sys.stderr)
 
-        def tell(choice: Choice) -> None:
+        def show(choice: Candidate) -> None:
             line = f"{_name(choice)}, batch {choice.problem.batch}: {choice.call_s * 1e3:.4g} ms"
             print(line, file=sys.stderr)
 
-        return advising.measured(advice, station.measure_point, trial.top, tell)
+        return advising.measured(advice, station.measure_point, top, show)
 
 
 def _device(here: Machine, ceilings: Ceilings) -> Gpu:
     """Return this machine's device with these ceilings, and the memory that it has."""
     from tflabench.theory import hardware
 
-    known = hardware.from_device_name(here.name) or hardware.Gpu(here.name, ceilings)
-    return replace(known, ceilings=ceilings, memory_bytes=here.memory_bytes)
+    device = hardware.from_device_name(here.name) or hardware.Gpu(here.name, ceilings)
+    return replace(device, ceilings=ceilings, memory_bytes=here.memory_bytes)
 
 
-def _require_short(advice: Advice, here: Machine, trial: _Trial, assumed: bool = False) -> tuple[float, int]:
+def _require_short(advice: Advice, here: Machine, rules: Rules, top: int, assumed: bool = False) -> tuple[float, int]:
     """Return the least seconds that measuring takes and the number of choices.
 
     Args:
@@ -213,8 +191,8 @@ def _require_short(advice: Advice, here: Machine, trial: _Trial, assumed: bool =
     Raises:
         InputError: on a CPU, it takes more than LONGEST_ON_CPU_S or half of the memory.
     """
-    chosen = [choice for choice in advice.ranked if choice.fits][: trial.top]
-    seconds = sum(min(LEAST_CALLS * choice.call_s, trial.timeout) for choice in chosen)
+    chosen = [choice for choice in advice.ranked if choice.fits][:top]
+    seconds = sum(min(LEAST_CALLS * choice.call_s, rules.timeout_s) for choice in chosen)
     memory = max((choice.memory_bytes for choice in chosen), default=0.0)
     if here.kind == "cpu" and (seconds > LONGEST_ON_CPU_S or memory > here.memory_bytes / 2):
         guess = f" (if it has {USUAL_CPU[0]:g} TFLOP/s; tflabench calibrate measures that)" if assumed else ""
@@ -268,10 +246,10 @@ def _never_run(advice: Advice) -> list[str]:
 
     if held_out.has_run_on(advice.gpu):
         return []
-    told = f"Nothing was ever run on {held_out.with_article(advice.gpu.name)}: this is theory alone."
+    sentence = f"Nothing was ever run on {held_out.with_article(advice.gpu.name)}: this is theory alone."
     if advice.gpu.capability is None:
-        told += " Its compute capability is not known: of what kernels refuse only sizes are checked."
-    return [told]
+        sentence += " Its compute capability is not known: of what kernels refuse only sizes are checked."
+    return [sentence]
 
 
 def _recommendation(advice: Advice) -> list[str]:
@@ -296,7 +274,7 @@ def _recommendation(advice: Advice) -> list[str]:
     return [sentence, *([f"{name} is {best.outside}."] if best.outside else [])]
 
 
-def _name(choice: Choice) -> str:
+def _name(choice: Candidate) -> str:
     size = choice.problem.chunk_size
     return f"{choice.kernel.name}, L = {size}" if size else choice.kernel.name
 
@@ -380,7 +358,7 @@ def _document(advice: Advice, notes: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _row(advice: Advice, choice: Choice) -> dict[str, Any]:
+def _row(advice: Advice, choice: Candidate) -> dict[str, Any]:
     error = advice.error(choice)
     return {
         "implementation": choice.kernel.name,

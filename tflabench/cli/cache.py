@@ -12,7 +12,7 @@ import typer
 
 from tflabench.cli.common import options
 from tflabench.cli.common.app import cache
-from tflabench.cli.common.console import emit, size_in_words
+from tflabench.cli.common.console import Unwrapped, emit, size_in_words
 from tflabench.conclusions.tables import FittedTable, TableColumn
 from tflabench.problem import InputError, one_of
 
@@ -37,7 +37,7 @@ def show(ctx: typer.Context, json_: options.Json = False) -> None:
     emit(document, _text(sizes), json_)
 
 
-def _text(sizes: list[dict[str, Any]]) -> Iterator[RenderableType | Path]:
+def _text(sizes: list[dict[str, Any]]) -> Iterator[RenderableType]:
     columns = [
         TableColumn("cache", "cache"),
         TableColumn("size", lambda row: size_in_words(row["bytes"]), ">"),
@@ -46,7 +46,7 @@ def _text(sizes: list[dict[str, Any]]) -> Iterator[RenderableType | Path]:
     ]
     yield FittedTable(columns, sizes)
     yield "They lie, in this order, at"
-    yield from (Path(row["path"]) for row in sizes)
+    yield from (Unwrapped(row["path"]) for row in sizes)
     yield "tflabench cache clear [WHAT] removes all of them, or those named."
 
 

@@ -6,12 +6,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from tflabench.cli.common import app
-from tflabench.cli.common.console import print_json, stdout
+from tflabench.cli.common.console import Unwrapped, emit
 from tflabench.cli.common.options import Json
 from tflabench.cli.common.paths import Results, out_file
 from tflabench.conclusions.tables import FittedTable, TableColumn
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from rich.console import RenderableType
+
     from tflabench.conclusions.claims import Outcome
 
 STYLES = {"holds": "green", "does not hold": "red", "not measurable": "dim"}
@@ -40,20 +44,20 @@ def claims(
         print(write_page(out, markdown(directory, command, out.parent)))
         return
     outcomes = check_all(campaigns(find_results(directory)), find_errors(directory))
-    if json_:
-        print_json([_as_json(outcome) for outcome in outcomes])
-        return
-    console = stdout()
-    console.print(_table(outcomes))
+    emit([_as_json(outcome) for outcome in outcomes], _text(outcomes), json_)
+
+
+def _text(outcomes: Sequence[Outcome]) -> Iterator[RenderableType]:
+    """Yield the table of claims, and the commands that would decide those that the rows leave open."""
+    yield _table(outcomes)
     by_command: dict[str, list[str]] = {}
     for outcome in outcomes:
         if outcome.command:
             by_command.setdefault(outcome.command, []).append(outcome.claim.says)
     if by_command:
-        console.print("\nWhat is not measurable with these rows would be decided by")
+        yield "\nWhat is not measurable with these rows would be decided by"
     for command, claims in by_command.items():
-        for line in (f"  {command}", *(f"    {says}" for says in claims)):
-            console.print(line, soft_wrap=True)
+        yield from (Unwrapped(line) for line in (f"  {command}", *(f"    {says}" for says in claims)))
 
 
 def _as_json(outcome: Outcome) -> dict[str, Any]:
@@ -74,7 +78,7 @@ def _as_json(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def _table(outcomes: list[Outcome]) -> FittedTable:
+def _table(outcomes: Sequence[Outcome]) -> FittedTable:
     """Return a table with a line a claim and set of kernels; the claim stands in the first of its lines."""
     first = {id(outcome.claim): outcome for outcome in reversed(outcomes)}
 

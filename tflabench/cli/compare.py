@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
-from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tflabench.cli.common import app
-from tflabench.cli.common.console import print_json, stderr, stdout
-from tflabench.cli.common.options import MOST_CHOICES, Json
+from tflabench.cli.common.console import emit, stderr
+from tflabench.cli.common.options import MOST_CHOICES, Json, option
 from tflabench.cli.common.paths import ROWS, out_file
 from tflabench.conclusions.tables import FittedTable, TableColumn
 from tflabench.problem import InputError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rich.console import RenderableType
+
     from tflabench.conclusions.compare import Judgement, Match, Matching
     from tflabench.rows.load import Results
     from tflabench.rows.schema import Row
@@ -27,44 +30,16 @@ COMPARED, JUDGED = "What to compare", "How to judge"  # panels of --help
 STYLES = {"faster": "green", "slower": "red", "broken": "bold red", "ambiguous": "yellow", "missing": "dim"}
 
 
-Inside = Annotated[
-    Path | None,
-    typer.Option(
-        "--in", metavar="DIR", rich_help_panel=COMPARED, help="Compare the implementations A and B in this folder."
-    ),
-]
-Patterns = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--impl",
-        metavar="PATTERN",
-        rich_help_panel=COMPARED,
-        help="Take only these implementations of two folders.",
-        show_default="all",
-    ),
-]
-GivenThreshold = Annotated[
-    str | None,
-    typer.Option(
-        "--threshold",
-        metavar="PART",
-        rich_help_panel=JUDGED,
-        help="Call medians nearer than this the same, and slower ones a regression: 5% or 0.05.",
-        show_default="1% within a comparison, 2% between runs on one GPU, 3% between GPUs",
-    ),
-]
-MinSamples = Annotated[
-    int | None,
-    typer.Option(
-        min=1,
-        max=MOST_CHOICES,
-        metavar="N",
-        rich_help_panel=JUDGED,
-        help="Call points of fewer samples than this ambiguous.",
-        show_default="30, or fewer where three rounds or more all say the same",
-    ),
-]
-AllowThrottled = Annotated[bool, typer.Option(rich_help_panel=JUDGED, help="Judge throttled rows like others.")]
+Inside = Annotated[Path | None, option(COMPARED, "DIR", "Compare the implementations A and B in this folder.", "--in")]
+PATTERNS = "Take only these implementations of two folders."
+Patterns = Annotated[list[str] | None, option(COMPARED, "PATTERN", PATTERNS, "--impl", show_default="all")]
+NEARER = "Call medians nearer than this the same, and slower ones a regression: 5% or 0.05."
+USUAL = "1% within a comparison, 2% between runs on one GPU, 3% between GPUs"
+GivenThreshold = Annotated[str | None, option(JUDGED, "PART", NEARER, "--threshold", show_default=USUAL)]
+SAMPLES = "Call points of fewer samples than this ambiguous."
+ENOUGH = "30, or fewer where three rounds or more all say the same"
+MinSamples = Annotated[int | None, option(JUDGED, "N", SAMPLES, min=1, max=MOST_CHOICES, show_default=ENOUGH)]
+AllowThrottled = Annotated[bool, option(JUDGED, None, "Judge throttled rows like others.")]
 
 
 @dataclass(frozen=True)
@@ -127,11 +102,15 @@ def compare(
         note.print(line, style="bold yellow")
     judgement = comparison.compare(_matched(left, right, inside), tolerance)
     files = _draw(judgement, left, right, out) if out else []
-    if json_:
-        head = _head(left, right, differing) | {"rules": asdict(tolerance)}
-        print_json({**head, **_as_json(judgement), "files": [str(file) for file in files]})
-    else:
-        _print(judgement, f"A = {a}, B = {b}")
+    document = {
+        "a": {"name": left.name, **left.conditions},
+        "b": {"name": right.name, **right.conditions},
+        "differences": {name: {"a": in_a, "b": in_b} for name, (in_a, in_b) in differing.items()},
+        "rules": asdict(tolerance),
+        **_as_json(judgement),
+        "files": [str(file) for file in files],
+    }
+    emit(document, _text(judgement, f"A = {a}, B = {b}"), json_)
     if not allow_throttled and any("throttled" in (match.reason or "") for match in judgement.matches):
         note.print("Rows measured while the GPU held its clock back are ambiguous; --allow-throttled judges them too.")
     for file in files:
@@ -172,18 +151,9 @@ def _draw(judgement: Judgement, left: _Side, right: _Side, out: Path) -> list[Pa
     return [file for figure in drawn for file in write_figure(figure, out.with_stem(figure.stem))]
 
 
-def _head(left: _Side, right: _Side, differing: dict[str, tuple[str, str]]) -> dict[str, Any]:
-    """Return what is compared, and in what the conditions differ."""
-    return {
-        "a": {"name": left.name, **left.conditions},
-        "b": {"name": right.name, **right.conditions},
-        "differences": {name: {"a": in_a, "b": in_b} for name, (in_a, in_b) in differing.items()},
-    }
-
-
 def _worst(judgement: Judgement) -> str:
     """Return in words how many points regress, and the worst of them."""
-    worst = max(judgement.regressions, key=lambda match: match.ratio or inf)
+    worst = max(judgement.regressions, key=lambda match: match.ratio or math.inf)
     how = f"takes {worst.ratio:.2f} times as long" if worst.ratio else worst.reason
     return f"{len(judgement.regressions)} of {len(judgement.matches)} points regress, the worst: {worst.b.point} {how}"
 
@@ -233,14 +203,15 @@ def _warnings(differing: dict[str, tuple[str, str]]) -> list[str]:
     if "device" in differing:
         a, b = differing["device"]
         lines.append(f"Different machines: A ran on {a}, B on {b}. Ratios compare the machines as much as the kernels.")
-    others = [f"{name} {a} in A, {b} in B" for name, (a, b) in differing.items() if name != "device"]
-    return lines + [f"Different versions or settings: {'; '.join(others)}."] * bool(others)
+    settings = [f"{name} {a} in A, {b} in B" for name, (a, b) in differing.items() if name != "device"]
+    return lines + [f"Different versions or settings: {'; '.join(settings)}."] * bool(settings)
 
 
-def _print(judgement: Judgement, title: str) -> None:
-    """Print a line a point, then counts and the mean."""
-    console = stdout()
-    console.print(title, style="italic")
+def _text(judgement: Judgement, title: str) -> Iterator[RenderableType]:
+    """Yield a line a point, then counts and the mean."""
+    from rich.text import Text
+
+    yield Text(title, style="italic")
     columns = [
         TableColumn("pass", lambda match: match.a.pass_, drop=2),
         TableColumn("size", _size, enough=24),
@@ -253,15 +224,15 @@ def _print(judgement: Judgement, title: str) -> None:
         TableColumn("verdict", lambda match: f"{match.verdict}{' !' if match.regressed else ''}", "<"),
         TableColumn("why", lambda match: match.reason or "", drop=5, enough=24),
     ]
-    console.print(FittedTable(columns, judgement.matches, lambda match: STYLES.get(match.verdict, "")))
-    for held, count in judgement.thresholds.items():
-        console.print(f"Threshold {100 * held.value:g}%: {count} point{'s' * (count > 1)} {held.why}")
-    console.print(", ".join(f"{count} {verdict}" for verdict, count in judgement.counts.items() if count), style="bold")
+    yield FittedTable(columns, judgement.matches, lambda match: STYLES.get(match.verdict, ""))
+    for threshold, count in judgement.thresholds.items():
+        yield f"Threshold {100 * threshold.value:g}%: {count} point{'s' * (count > 1)} {threshold.why}"
+    yield Text(", ".join(f"{count} {verdict}" for verdict, count in judgement.counts.items() if count), style="bold")
     if judgement.geometric_mean:
-        console.print(f"B took {judgement.geometric_mean:.3f} times as long as A (geometric mean)")
+        yield f"B took {judgement.geometric_mean:.3f} times as long as A (geometric mean)"
     for side, rows in (("A", judgement.only_a), ("B", judgement.only_b)):
         if rows:
-            console.print(f"{len(rows)} points only in {side}, among them {rows[0].point}")
+            yield f"{len(rows)} points only in {side}, among them {rows[0].point}"
 
 
 def _size(match: Match) -> str:
@@ -284,8 +255,10 @@ def _time(row: Row) -> str:
 
 def _as_json(judgement: Judgement) -> dict[str, Any]:
     shared = ("batch", "seq_len", "dtype", "inputs")
-    apart = ("implementation", "chunk_size", "heads", "d_qk", "d_hv", "status", "ms_median", "ms_min", "ms_p80")
-    apart = (*apart, "samples", "peak_bytes", "throttled")
+    apart = (
+        "implementation", "chunk_size", "heads", "d_qk", "d_hv", "status", "ms_median", "ms_min", "ms_p80", "samples",
+        "peak_bytes", "throttled",
+    )  # fmt: skip
     points = [
         {
             "pass": match.a.pass_,
@@ -303,7 +276,8 @@ def _as_json(judgement: Judgement) -> dict[str, Any]:
     ]
     return {
         "thresholds": [
-            {"threshold": held.value, "why": held.why, "points": count} for held, count in judgement.thresholds.items()
+            {"threshold": threshold.value, "why": threshold.why, "points": count}
+            for threshold, count in judgement.thresholds.items()
         ],
         "counts": judgement.counts,
         "geometric_mean_ratio": judgement.geometric_mean,

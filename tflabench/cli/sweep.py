@@ -7,12 +7,10 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
-import typer
-
 from tflabench.cli.common import app, complete, options
 from tflabench.cli.common.console import print_json, stderr, stdout
 from tflabench.cli.common.dry_run import print_selection
-from tflabench.cli.common.options import HOW, OUTPUT, WHAT
+from tflabench.cli.common.options import HOW, OUTPUT, WHAT, option
 from tflabench.cli.common.paths import out_folder
 from tflabench.problem import InputError, one_of
 
@@ -25,34 +23,14 @@ if TYPE_CHECKING:
 FULL = "full"
 LONGEST_S = 1e9  # of any time that is given: more is a slip
 
-TakenPass = Annotated[
-    str | None,
-    typer.Option("--pass", metavar="PASS", rich_help_panel=WHAT, help="Take this pass: fw, fwbw or both."),
-]
-Kinds = Annotated[
-    str | None,
-    typer.Option(
-        "--gpu",
-        metavar="NAMES",
-        rich_help_panel=WHAT,
-        help="Measure on these kinds of GPU, such as H100,H200; a dry run selects for one, here or not.",
-        autocompletion=complete.gpus,
-    ),
-]
-Resume = Annotated[
-    bool, typer.Option(rich_help_panel=HOW, help="Measure only comparisons that the results folder lacks.")
-]
-TunedFrom = Annotated[
-    Path | None,
-    typer.Option(metavar="DIR", rich_help_panel=HOW, help="Take the choices of autotuners from rows below this."),
-]
-Plots = Annotated[bool, typer.Option(rich_help_panel=OUTPUT, help="Draw the figures at the end.")]
-Format = Annotated[
-    str,
-    typer.Option(
-        "--format", rich_help_panel=OUTPUT, help="Print a table, or every point as markdown or csv, at the end."
-    ),
-]
+TakenPass = Annotated[str | None, option(WHAT, "PASS", "Take this pass: fw, fwbw or both.", "--pass")]
+KINDS = "Measure on these kinds of GPU, such as H100,H200; a dry run selects for one, here or not."
+Kinds = Annotated[str | None, option(WHAT, "NAMES", KINDS, "--gpu", autocompletion=complete.gpus)]
+Resume = Annotated[bool, option(HOW, None, "Measure only comparisons that the results folder lacks.")]
+TunedFrom = Annotated[Path | None, option(HOW, "DIR", "Take the choices of autotuners from rows below this.")]
+Plots = Annotated[bool, option(OUTPUT, None, "Draw the figures at the end.")]
+FORMAT = "Print a table, or every point as markdown or csv, at the end."
+Format = Annotated[str, option(OUTPUT, None, FORMAT, "--format")]
 
 
 class _Ending(NamedTuple):
@@ -199,8 +177,8 @@ def _end(measured: Measured, ending: _Ending) -> None:
         written = [str(path) for path in files]
         rows = [row.columns() for row in measured.rows]
         folders = [str(folder) for folder in measured.folders]
-        told = {"folder": next(iter(folders), None), "folders": folders, "files": written, "left": measured.left}
-        print_json(told | {"rows": rows})
+        head = {"folder": next(iter(folders), None), "folders": folders, "files": written, "left": measured.left}
+        print_json(head | {"rows": rows})
     elif ending.format != "table":
         print(listing(measured.rows, ending.format), end="")  # type: ignore[arg-type]
     else:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from tflabench.cli.common import app, options
-from tflabench.cli.common.console import emit
+from tflabench.cli.common.console import Unwrapped, emit
 from tflabench.cli.common.paths import folder_to_write, out_folder
 from tflabench.conclusions.tables import FittedTable, TableColumn
 from tflabench.problem import InputError, one_of
@@ -78,16 +78,17 @@ def transfer(  # noqa: PLR0913  options
         seed=seed,
     )
     out = folder_to_write(out)
-    found: dict[str, list[Gains]] = {}
+    maps: dict[str, list[Gains]] = {}
     for name in names:
         chosen = given or ((DEFAULT_EPS,) if name == "3" else PAPER_EPS)
-        found[name] = gains(experiment, FIGURES[name], chosen)
-    written = write_figures((heat_maps(name, experiment, found[name]) for name in names), out, formats)
-    rows = [row for name in names for row in _summary(name, experiment, found[name])]
-    emit({"files": [str(path) for path in written], "rows": rows}, _text(rows, written), as_json)
+        maps[name] = gains(experiment, FIGURES[name], chosen)
+    drawn = (heat_maps(name, experiment, maps[name]) for name in names)
+    files = [str(path) for path in write_figures(drawn, out, formats)]
+    rows = [row for name in names for row in _summary(name, experiment, maps[name])]
+    emit({"files": files, "rows": rows}, _text(rows, files), as_json)
 
 
-def _text(rows: Sequence[dict[str, Any]], files: Sequence[Path]) -> Iterator[RenderableType | Path]:
+def _text(rows: Sequence[dict[str, Any]], files: Sequence[str]) -> Iterator[RenderableType]:
     """Yield a line a map, what its last column means, and the files written."""
     columns = [
         TableColumn("figure", "figure", ">"),
@@ -103,10 +104,10 @@ def _text(rows: Sequence[dict[str, Any]], files: Sequence[Path]) -> Iterator[Ren
         f"i~ at half: where the gain after the norm passes half its largest, at f~ = {rows[0]['forget_gate']:g}; "
         "- where it never lies below."
     )
-    yield from files
+    yield from map(Unwrapped, files)
 
 
-def _summary(name: str, experiment: Experiment, found: Sequence[Gains]) -> list[dict[str, Any]]:
+def _summary(name: str, experiment: Experiment, maps: Sequence[Gains]) -> list[dict[str, Any]]:
     """Return what the maps show at the forget gate nearest AT_FORGET_GATE, a row a normaliser and eps."""
     from tflabench.theory.transfer import half_gain
 
@@ -123,7 +124,7 @@ def _summary(name: str, experiment: Experiment, found: Sequence[Gains]) -> list[
             "after": [float(end) for end in (after[:, column].min(), after[:, column].max())],
             "half_gain_input_gate": half_gain(experiment.input_gates, after[:, column]),
         }
-        for row in found
+        for row in maps
         for eps, after in row.after.items()
     ]
 

@@ -78,7 +78,7 @@ class CallMemory:
 
 
 @dataclass(frozen=True)
-class Choice:
+class Candidate:
     """A kernel, a chunk size and a batch, and what they cost.
 
     Attributes:
@@ -107,7 +107,7 @@ class Choice:
         """Return whether the memory allowed is enough."""
         return self.largest_batch is None or self.problem.batch <= self.largest_batch
 
-    def measured(self, demand: Demand, call_s: float, peak_bytes: float) -> Choice:
+    def measured(self, demand: Demand, call_s: float, peak_bytes: float) -> Candidate:
         """Return this choice with a measured time and peak of one call; what is kept between calls stays modelled."""
         kept = memory(self.kernel, self.problem).kept
         needed = CallMemory(peak_bytes, min(kept, peak_bytes))
@@ -122,7 +122,7 @@ class Choice:
         )
 
 
-def choices(demand: Demand, kernel: AdvisedKernel, chunk_sizes: Iterable[int | None], gpu: Gpu) -> list[Choice]:
+def choices(demand: Demand, kernel: AdvisedKernel, chunk_sizes: Iterable[int | None], gpu: Gpu) -> list[Candidate]:
     """Every batch at every chunk size of a kernel, fitting or not; None for a kernel that takes no chunk size."""
     found = []
     for size in chunk_sizes:
@@ -132,7 +132,7 @@ def choices(demand: Demand, kernel: AdvisedKernel, chunk_sizes: Iterable[int | N
             needed = memory(kernel, problem)
             calls = math.ceil(demand.sequences / batch)
             found.append(
-                Choice(
+                Candidate(
                     kernel=kernel,
                     problem=problem,
                     call_s=predicted.seconds,
@@ -148,9 +148,9 @@ def choices(demand: Demand, kernel: AdvisedKernel, chunk_sizes: Iterable[int | N
     return found
 
 
-def rank(found: Iterable[Choice]) -> list[Choice]:
+def rank(found: Iterable[Candidate]) -> list[Candidate]:
     """Return the best fitting batch of every kernel and chunk size, by step time; then those that fit at no batch."""
-    best: dict[tuple[AdvisedKernel, int | None], Choice] = {}
+    best: dict[tuple[AdvisedKernel, int | None], Candidate] = {}
     for choice in found:
         key = (choice.kernel, choice.problem.chunk_size)
         if key not in best or _order(choice) < _order(best[key]):
@@ -158,12 +158,12 @@ def rank(found: Iterable[Choice]) -> list[Choice]:
     return sorted(best.values(), key=_order)
 
 
-def frontier(found: Sequence[Choice], gain: float = 0.0) -> list[Choice]:
+def frontier(found: Sequence[Candidate], gain: float = 0.0) -> list[Candidate]:
     """Return the choices that no other beats in both memory and step time, least memory first.
 
     Each is faster than the one before it by more than the part `gain`.
     """
-    kept: list[Choice] = []
+    kept: list[Candidate] = []
     for choice in sorted(found, key=lambda c: (c.memory_bytes, c.step_s)):
         if not kept or choice.step_s < (1 - gain) * kept[-1].step_s:
             kept.append(choice)
@@ -205,7 +205,7 @@ def _largest_batch(demand: Demand, needed: CallMemory, batch: int) -> int | None
     return math.floor(demand.memory_bytes * batch / needed.of_layers(demand.layers))
 
 
-def _order(choice: Choice) -> tuple[bool, float, float]:
+def _order(choice: Candidate) -> tuple[bool, float, float]:
     return (not choice.fits, choice.step_s, choice.memory_bytes)
 
 
@@ -227,16 +227,16 @@ class Advice:
 
     demand: Demand
     gpu: Gpu
-    ranked: list[Choice]
-    considered: list[Choice]
+    ranked: list[Candidate]
+    considered: list[Candidate]
     refused: list[Refused]
 
     @property
-    def frontier(self) -> list[Choice]:
+    def frontier(self) -> list[Candidate]:
         """Return the choices for which more memory buys time, over all that fit."""
         return frontier([choice for choice in self.considered if choice.fits], WORTH_MEMORY)
 
-    def error(self, choice: Choice) -> ModelError | None:
+    def error(self, choice: Candidate) -> ModelError | None:
         """Return the error on held-out rows of the model behind a choice's time; None where there is none."""
         algorithm = choice.kernel.algorithm
         if choice.source != "calibrated model" or algorithm is None:
@@ -268,7 +268,7 @@ def advice(demand: Demand, gpu: Gpu, gates: Sequence[str], kind: DeviceKind, pat
     Raises:
         InputError: no kernel can run, with the first reason.
     """
-    found: list[Choice] = []
+    found: list[Candidate] = []
     refused: list[Refused] = []
     plugged = registry.plugged()
     for impl in registry.select(pattern) if pattern else registry.ours_and_plugged():
@@ -291,7 +291,7 @@ def measured(
     given: Advice,
     measure: Callable[[Point], Row],
     top: int,
-    on_choice: Callable[[Choice], None] = lambda choice: None,
+    on_choice: Callable[[Candidate], None] = lambda choice: None,
 ) -> Advice:
     """Measure the `top` choices that fit, and rank these by what was measured; failures join those refused.
 
@@ -302,7 +302,7 @@ def measured(
     Raises:
         InputError: none could be measured, with the first reason.
     """
-    done: list[Choice] = []
+    done: list[Candidate] = []
     failed: list[Refused] = []
     for choice in [choice for choice in given.ranked if choice.fits][:top]:
         point = Point(registry.get(choice.kernel.name), choice.problem)

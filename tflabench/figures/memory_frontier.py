@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from tflabench.conclusions.advise import Advice, Choice, frontier
+from tflabench.conclusions.advise import Advice, Candidate, frontier
 from tflabench.figures.axes import around
 from tflabench.figures.highlights import ranked
 from tflabench.figures.looks import GREY, VERMILION, looks
@@ -58,7 +58,7 @@ def draw(advice: Advice, setting: str, notes: Sequence[str]) -> Figure:
     )
 
 
-def _kernels(considered: Sequence[Choice], size: float) -> list[Curve]:
+def _kernels(considered: Sequence[Candidate], size: float) -> list[Curve]:
     """Return the line of each kernel; those beyond the seven fastest are grey."""
     inks, curves = _inks(), []
     for name, named in ranked((choice.kernel.name, choice.step_s) for choice in considered).items():
@@ -69,7 +69,7 @@ def _kernels(considered: Sequence[Choice], size: float) -> list[Curve]:
     return curves
 
 
-def _notes(best: Choice, considered: Sequence[Choice], size: float) -> list[Mark]:
+def _notes(best: Candidate, considered: Sequence[Candidate], size: float) -> list[Mark]:
     """Return the ring around the recommended choice, and words at some others on the line of its kernel."""
     beside = [c for c in frontier([c for c in considered if c.kernel == best.kernel]) if c != best]
     stride = max(1, -(-len(beside) // MOST_NOTES))
@@ -80,7 +80,7 @@ def _notes(best: Choice, considered: Sequence[Choice], size: float) -> list[Mark
     return notes
 
 
-def _name(choice: Choice, one_batch: bool) -> str:
+def _name(choice: Candidate, one_batch: bool) -> str:
     parts = {"L =": choice.problem.chunk_size, "batch": None if one_batch else choice.problem.batch}
     return ", ".join(f"{name} {value}" for name, value in parts.items() if value)  # some kernels take no chunk size
 

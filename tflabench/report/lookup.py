@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from tflabench.conclusions import advise
-from tflabench.conclusions.advise import Choice, Demand
+from tflabench.conclusions.advise import Candidate, Demand
 from tflabench.conclusions.ratio import timed
 from tflabench.problem import InputError, Problem
 from tflabench.rows.schema import Row
@@ -122,7 +122,7 @@ def _advised(device: str, problem: Problem) -> dict[str, list[Best] | str]:
     return {gate: _answer(choices) for gate, choices in ranked.items()}
 
 
-def _answer(ranked: Sequence[Choice]) -> list[Best] | str:
+def _answer(ranked: Sequence[Candidate]) -> list[Best] | str:
     if not ranked or not ranked[0].fits:
         return "nothing fits the memory of this GPU" if ranked else "no kernel can run this"
     first = ranked[0]
@@ -130,7 +130,7 @@ def _answer(ranked: Sequence[Choice]) -> list[Best] | str:
     return [_of_choice(choice) for choice in (first, *slower[:1])]
 
 
-def _of_choice(choice: Choice) -> Best:
+def _of_choice(choice: Candidate) -> Best:
     chunk, source = str(choice.problem.chunk_size), f"modelled ({choice.source})"
     return Best(choice.kernel.name, chunk, f"{choice.call_s * 1e3:.4g} ms", _size(choice.memory_bytes), source)
 

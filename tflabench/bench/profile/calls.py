@@ -65,13 +65,13 @@ def merge(samples: Sequence[Sequence[tuple[str, float]]]) -> list[Part]:
     The launches of a long kernel are told apart where all calls made the same ones.
     """
     kernels = [[name for name, _ in sample] for sample in samples]
-    if all(own == kernels[0] for own in kernels):
+    if all(names == kernels[0] for names in kernels):
         kernels = [told_apart(kernels[0], [ms for _, ms in samples[0]])] * len(samples)
     times: dict[str, list[list[float]]] = {}  # by name, a list a call
     for n, (names, sample) in enumerate(zip(kernels, samples, strict=True)):
         for name, (_, ms) in zip(names, sample, strict=True):
             times.setdefault(name, [[] for _ in samples])[n].append(ms)
-    return [Part(name, max(map(len, found)), median(map(sum, found))) for name, found in times.items()]
+    return [Part(name, max(map(len, by_call)), median(map(sum, by_call))) for name, by_call in times.items()]
 
 
 def _cpu_operators(run: Run, calls: int) -> list[Part]:

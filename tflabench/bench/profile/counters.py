@@ -6,10 +6,9 @@ roofline with the modelled one (`tflabench.theory.cost`).
 
 from __future__ import annotations
 
-import csv
-import re
+import io
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 DURATION, DRAM = "gpu__time_duration.sum", "dram__bytes.sum"
@@ -25,8 +24,9 @@ SCALAR = {
 METRICS = (DURATION, DRAM, BF16, TF32, FP16, FP16_TO_FP32, *SCALAR)
 WORTH_A_NUMBER = 0.05  # of a call's time, from which the launches of one kernel are told apart
 
-_PREFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
-_SECONDS = {"n": 1e-9, "u": 1e-6, "m": 1e-3, "": 1.0}
+SECONDS = {"n": 1e-9, "u": 1e-6, "m": 1e-3, "": 1.0}
+UNITS = {f"{prefix}byte": factor for prefix, factor in (("", 1), ("K", 1e3), ("M", 1e6), ("G", 1e9), ("T", 1e12))}
+UNITS |= {f"{prefix}{s}": factor for prefix, factor in SECONDS.items() for s in ("s", "second")}
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,7 @@ class KernelCounters:
     @property
     def flops(self) -> float | None:
         """Return the operations counted, of matrix and of other units; None where neither was."""
-        known = [flops for flops in (self.tensor_flops, self.scalar_flops) if flops is not None]
-        return sum(known) if known else None
+        return _sum((self.tensor_flops, self.scalar_flops))
 
     @property
     def intensity(self) -> float | None:
@@ -62,13 +61,10 @@ class KernelCounters:
 def total(kernels: Iterable[KernelCounters]) -> KernelCounters:
     """Return the sum over kernels: what the whole call did."""
     kernels = list(kernels)
+    counters = ("dram_bytes", "tensor_flops", "scalar_flops")
+    sums = {name: _sum(getattr(kernel, name) for kernel in kernels) for name in counters}
     return KernelCounters(
-        name="all",
-        launches=sum(kernel.launches for kernel in kernels),
-        ms=sum(kernel.ms for kernel in kernels),
-        dram_bytes=_sum(kernel.dram_bytes for kernel in kernels),
-        tensor_flops=_sum(kernel.tensor_flops for kernel in kernels),
-        scalar_flops=_sum(kernel.scalar_flops for kernel in kernels),
+        "all", sum(kernel.launches for kernel in kernels), sum(kernel.ms for kernel in kernels), **sums
     )
 
 
@@ -77,20 +73,32 @@ def read_ncu(text: str) -> list[KernelCounters]:
 
     The output is a CSV table among lines of other text: a header, a row of units, a row a launch. Empty without one.
     """
+    import pandas as pd
+
     table = text[text.find('"ID",') :] if '"ID",' in text else ""
     lines = [line for line in table.splitlines() if line.startswith('"')]
-    header, units, *launches = list(csv.reader(lines)) if len(lines) > 2 else [[], []]
-    names, counted = [], []
-    for launch in launches:
-        cells = dict(zip(header, launch, strict=True))
-        numbers = {name: cells[name].replace(",", "") for name in METRICS if name in cells}
-        scale = {name: _scale(unit) for name, unit in zip(header, units, strict=True) if name in numbers}
-        names.append(cells["Kernel Name"])
-        counted.append({name: float(number) * scale[name] for name, number in numbers.items() if _is_number(number)})
-    by_name: dict[str, list[dict[str, float]]] = {}
-    for name, values in zip(told_apart(names, [c.get(DURATION, 0.0) for c in counted]), counted, strict=True):
-        by_name.setdefault(name, []).append(values)
-    return [_kernel(name, values) for name, values in by_name.items()]
+    if len(lines) < 3:
+        return []
+    units, *launches = pd.read_csv(io.StringIO("\n".join(lines)), dtype=str, keep_default_na=False).to_dict("records")
+    numbers = pd.DataFrame(launches).reindex(columns=METRICS).replace(",", "", regex=True)
+    numbers = numbers.apply(pd.to_numeric, errors="coerce")  # "n/a": a counter that this GPU lacks
+    numbers *= pd.Series({name: UNITS.get(str(units.get(name)), 1.0) for name in METRICS})
+    half = numbers[FP16].fillna(numbers[FP16_TO_FP32])
+    counted = pd.DataFrame(
+        {
+            "ms": 1e3 * numbers[DURATION].fillna(0.0),
+            "dram_bytes": numbers[DRAM],
+            "tensor_flops": pd.concat([numbers[BF16], numbers[TF32], half], axis=1).sum(axis=1, min_count=1),
+            "scalar_flops": (numbers[list(SCALAR)] * pd.Series(SCALAR)).sum(axis=1, min_count=1),
+        }
+    )
+    names = told_apart([launch["Kernel Name"] for launch in launches], list(counted["ms"]))
+    by_kernel = counted.groupby(pd.Series(names), sort=False)
+    sums = by_kernel.sum(min_count=1).astype(object)
+    return [
+        KernelCounters(str(name), int(by_kernel.size()[name]), *values)
+        for name, values in zip(sums.index, sums.where(sums.notna(), None).to_numpy().tolist(), strict=True)
+    ]
 
 
 def told_apart(names: Sequence[str], times: Sequence[float]) -> list[str]:
@@ -101,12 +109,12 @@ def told_apart(names: Sequence[str], times: Sequence[float]) -> list[str]:
     """
     spent = {name: sum(t for n, t in zip(names, times, strict=True) if n == name) for name in set(names)}
     least, seen = WORTH_A_NUMBER * sum(times), Counter[str]()
-    found = []
+    labels = []
     for name in names:
         seen[name] += 1
         numbered = names.count(name) > 1 and spent[name] >= least
-        found.append(f"{name} #{seen[name]}" if numbered else name)
-    return found
+        labels.append(f"{name} #{seen[name]}" if numbered else name)
+    return labels
 
 
 def why_not(text: str) -> str:
@@ -121,44 +129,10 @@ def why_not(text: str) -> str:
     if "No kernels were profiled" in text:
         return "the call launched no GPU kernel that ncu could see"
     errors = [line for line in text.splitlines() if line.startswith("==ERROR==")]
-    said = f": {errors[-1].removeprefix('==ERROR==').strip()}" if errors else ""
-    return f"ncu gave no counters{said}; --no-counters leaves them out"
-
-
-def _kernel(name: str, launches: list[dict[str, float]]) -> KernelCounters:
-    def summed(metrics: Mapping[str, int]) -> float | None:
-        found = [
-            factor * counted[metric] for counted in launches for metric, factor in metrics.items() if metric in counted
-        ]
-        return sum(found) if found else None
-
-    return KernelCounters(
-        name=name,
-        launches=len(launches),
-        ms=summed({DURATION: 1000}) or 0.0,
-        dram_bytes=summed({DRAM: 1}),
-        tensor_flops=summed(dict.fromkeys((BF16, TF32, FP16 if FP16 in launches[0] else FP16_TO_FP32), 1)),
-        scalar_flops=summed(SCALAR),
-    )
-
-
-def _scale(unit: str) -> float:
-    """Return the bytes, seconds or counts of a unit: "Mbyte" is 1e6, "ns" and "nsecond" 1e-9, "inst" 1."""
-    if found := re.fullmatch(r"([kmgt]?)byte", unit, re.IGNORECASE):
-        return _PREFIXES[found[1].lower()]
-    if found := re.fullmatch(r"([num]?)s(?:econd)?", unit):
-        return _SECONDS[found[1]]
-    return 1.0
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:  # "n/a": a counter that this GPU lacks
-        return False
-    return True
+    message = f": {errors[-1].removeprefix('==ERROR==').strip()}" if errors else ""
+    return f"ncu gave no counters{message}; --no-counters leaves them out"
 
 
 def _sum(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if known else None
+    counted = [value for value in values if value is not None]
+    return sum(counted) if counted else None

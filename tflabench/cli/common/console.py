@@ -8,7 +8,6 @@ import math
 import os
 import sys
 from collections.abc import Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
@@ -18,18 +17,22 @@ PASS_NAMES = {"fw": "forward", "fwbw": "forward and backward", "decode": "decode
 WIDTH = 160  # characters, where neither a terminal nor COLUMNS says how many there are
 
 
-def emit(document: Any, text: Iterable[RenderableType | Path], as_json: bool) -> None:
+class Unwrapped(str):
+    """A line that is printed whole, whatever the width: to be copied."""
+
+
+def emit(document: Any, text: Iterable[RenderableType], as_json: bool) -> None:
     """Print the result of a command on stdout: a JSON document, or the same as sentences and tables.
 
     Args:
-        text: made only where it is printed, if it is an iterator. A path is printed whole on a line of its own.
+        text: made only where it is printed, if it is an iterator.
     """
     if as_json:
         print_json(document)
         return
     console = stdout()
     for part in text:
-        console.print(str(part) if isinstance(part, Path) else part, soft_wrap=isinstance(part, Path))
+        console.print(part, soft_wrap=isinstance(part, Unwrapped))
 
 
 def stdout() -> Console:
