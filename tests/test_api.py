@@ -8,7 +8,6 @@ import sys
 from typing import Any
 
 import pytest
-from repository import ROOT
 from synthetic import row, write
 from typer.testing import CliRunner
 
@@ -16,11 +15,9 @@ import tflabench
 from tflabench.api import _parsed
 from tflabench.cli.main import app
 from tflabench.problem import InputError
-from tflabench.rows.load import read_results
 from tflabench.rows.table import frame, rows_of
 
 ROWS = [row(name, ms, seq_len=T) for name, ms in (("tfla_sig_xl", 1.0), ("sdpa", 2.0)) for T in (512, 1024)]
-QUICK = ROOT / "results" / "h100" / "quick"
 
 
 def heights(figure: Any) -> list[list[float]]:
@@ -50,7 +47,7 @@ def test_load_reads_a_folder_and_all_below(tmp_path):
 
 
 def test_rows_survive_the_way_through_a_table():
-    rows = list(read_results(QUICK).rows)
+    rows = [*ROWS, row("mamba2", ms=None, chunk_size=None, details={"note": "x"})]
     assert rows_of(frame(rows)) == rows
     assert rows_of(frame(rows).assign(mine=1).iloc[3:5]) == rows[3:5]
 
@@ -150,20 +147,14 @@ def test_axes_are_values_ranges_or_several():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"preset": "quik"}, "unknown preset 'quik'; did you mean quick?"),
-        ({"seqlen": 3}, "unknown axis 'seqlen'; did you mean seq_len?"),
         ({"batch": 2.5}, "axis batch has '2.5': it must be an integer"),
         ({"impl": ["sdpa_flash"]}, "none of the 8 points can run on cpu"),
-        ({"plugin": "nowhere.py"}, "plugin 'nowhere.py' cannot be used"),
         ({"impl": "reference_sig", "out": __file__}, "cannot be written"),
-        ({"timeout": -1}, "timeout is -1: it must be a finite number of seconds, 1 or more"),
         ({"timeout": float("nan")}, "timeout is nan"),
-        ({"timeout": "x"}, "timeout is 'x'"),
         ({"stop_after": -1}, "stop_after is -1: it must be a finite number of seconds, 0 or more"),
         ({"preset": 3}, "preset is 3: it must be a string"),
         ({"impl": 3}, "names are 3: they must be a string, or a list of strings"),
         ({"gpus": 2}, "--gpus 2 and --device cpu are both given"),
-        ({"gpu": ["H100"]}, "--gpu H100 and --device cpu are both given"),
     ],
 )
 def test_sweep_says_what_it_cannot_measure(options: dict[str, Any], message):

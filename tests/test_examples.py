@@ -17,7 +17,6 @@ SAYS = {
     "packed_documents": ["4 prompts, 509 tokens: h (1, 4, 509, 64), a state for each, C (4, 4, 64, 64)"],
     "use_a_kernel": ["mLSTMsig: h (2, 4, 256, 128), state C (2, 4, 64, 128)", "gradient of f: (2, 4, 256)"],
 }
-MOST_LINES = 40
 
 
 @pytest.fixture(autouse=True)
@@ -42,6 +41,5 @@ def test_an_example_runs_and_prints(name, capsys):
     assert [words for words in SAYS[name] if words not in said] == [], said
 
 
-def test_every_example_is_run_here_and_short():
+def test_every_example_is_run_here():
     assert {path.stem for path in EXAMPLES.glob("*.py")} == set(SAYS)
-    assert [path.name for path in EXAMPLES.glob("*.py") if len(path.read_text().splitlines()) > MOST_LINES] == []

@@ -8,7 +8,7 @@ from commands import CPU, document, on_a_cpu, output, refused
 from tflabench.bench import machine
 from tflabench.bench.machine import Machine
 from tflabench.bench.station import Station
-from tflabench.theory import hardware, held_out
+from tflabench.theory import hardware
 
 GIB = 2**30
 
@@ -44,20 +44,6 @@ def test_json_has_what_was_refused_and_how_far_to_trust_the_rest():
     assert result["gpu"]["capability"] == [8, 0]
 
 
-@pytest.mark.parametrize("columns", ["60", "100", "160"])
-def test_the_text_says_what_it_rests_on(columns):
-    words = ["advise", "--gpu", "A100", "--layers", "24", "--tokens", "262144"]
-    text = " ".join(output(*words, COLUMNS=columns).split())
-    error = held_out.held_out_error("tfla", hardware.find("A100"))
-    assert error is not None
-    assert f"+-{error.median:.0%} (held out: {error.rows} rows of an {error.gpu}), worst {error.worst:+.0%}." in text
-    assert "Nothing was ever run on an A100 SXM 80GB: this is theory alone." in text
-    assert "Left out: hopper_sig needs a GPU of compute capability 9.x, not 8.0." in text
-    recommended = document(*words)["recommended"]
-    assert f"{recommended['implementation']} {recommended['chunk_size']} {recommended['batch']} " in text
-    assert f" {recommended['memory_bytes'] / GIB:.2f} " in text
-
-
 def test_it_draws_the_frontier_where_it_is_asked_to(tmp_path):
     output("advise", "--gpu", "A100", "--out", str(tmp_path / "advice.svg"))
     assert (tmp_path / "advice.svg").stat().st_size > 10_000
@@ -89,16 +75,10 @@ def test_on_a_cpu_it_measures_nothing_that_takes_many_minutes(monkeypatch):
     [
         (["--gpu", "H1000"], "no GPU is called 'H1000'"),
         (["--memory-budget", "1MiB"], "one sequence takes at least"),
-        (["--gate", "tanh"], "gate is 'tanh': it must be any of exp, sig"),
         (["--pass", "decode"], "pass is 'decode': one step has no chunks to choose"),
-        (["--tokens", "1000"], "tokens is 1000: it must be a multiple of seq_len"),
         (["--tokens", "65536", "--batch", "4"], "batch is 4 and tokens 65536: give one of them"),
         (["--measure", "--gpu", "H100"], "--measure measures what this machine has"),
-        (["--d-qk", "100"], "no kernel can run this"),
-        (["--out", "advice.gif"], "cannot draw advice.gif"),
         (["--gpu", "V100"], "needs a GPU of compute capability 8.0 or above, not 7.0"),
-        (["--gpu", "MI300X"], "needs an NVIDIA GPU, not one of AMD"),
-        (["--gpu", "A100", "--impl", "hopper_*"], "needs a GPU of compute capability 9.x, not 8.0"),
     ],
 )
 def test_bad_input_is_one_line(words, reason):

@@ -48,6 +48,8 @@ WRONG = [
     ("reproduce", "--results", "rows", "--tune-seconds", "nan,"),
     ("plot", "version"),
     ("plot", "rows", "--highlight", ","),
+    ("plot", "rows", "--what", "runtme"),
+    ("plot", "rows", "--format", "gif"),
     ("compare", "half", "rows"),
     ("claims", "torn"),
     ("rows", "merge", "rows", "--into", "odd_runs"),

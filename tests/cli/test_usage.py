@@ -12,12 +12,10 @@ from pathlib import Path
 
 import pytest
 from commands import on_a_cpu, output, refused, run
-from typer.main import get_command
 
 import tflabench
 from tflabench.cli.common.app import COMMANDS
 from tflabench.cli.common.console import print_json
-from tflabench.cli.main import app
 
 COMMAND = [sys.executable, "-m", "tflabench"]
 
@@ -31,27 +29,9 @@ def process(*words: str, **options) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*COMMAND, *words], stderr=subprocess.PIPE, text=True, timeout=120, check=False, **options)
 
 
-def test_help_names_every_command_below_its_heading():
-    lines = output("--help").splitlines()
-    for heading, below in COMMANDS.items():
-        place = lines.index(f"{heading}:") + 1
-        assert [line.split()[0] for line in lines[place : place + len(below)]] == list(below)
-    assert set(get_command(app).commands) == {name for below in COMMANDS.values() for name in below}  # type: ignore[attr-defined]
-
-
 @pytest.mark.parametrize("name", [name for below in COMMANDS.values() for name in below])
 def test_every_command_has_help(name):
     assert "--help" in output(name, "-h")
-
-
-def test_help_imports_nothing_heavy():
-    heavy = "torch pandas numpy matplotlib rich pydantic tflabench.implementations.registry"
-    code = (
-        "import sys; from tflabench.cli.main import app; app(['--help'], standalone_mode=False); "
-        f"print([name for name in '{heavy}'.split() if name in sys.modules], file=sys.stderr)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stderr.strip() == "[]"
 
 
 def test_version():
@@ -61,10 +41,8 @@ def test_version():
 @pytest.mark.parametrize(
     ("words", "offered"),
     [
-        ("optim", ["optimal-chunk"]),
         ("sweep --preset paper-fig4", ["paper-fig4", "paper-fig4-matched"]),
         ("verify --preset min", ["mine.toml"]),
-        ("sweep --gpu GH200-9", ["GH200-96GB"]),
         ("roofline --gpu A100,L", ["A100,L40S"]),
     ],
 )
@@ -80,22 +58,13 @@ def test_a_shell_completes_commands_presets_and_gpus(tmp_path, words, offered):
     [
         (["--bogus"], "--bogus"),
         (["sweeep"], "sweep"),
-        (["sweep", "--otu", "x"], "--out"),
-        (["optimal-chunk", "--d-qk", "abc"], "--d-qk"),
         (["plot"], "DIR"),
-        (["optimal-chunk", "--gpu", ""], "--gpu is ''"),
         (["roofline", "--gpu="], "--gpu is ''"),
-        (["sweep", "--impl", " "], "--impl is ' '"),
         (["sweep", "--timeout", "0"], "--timeout"),
-        (["sweep", "--tune-seconds", "1e21"], "--tune-seconds"),
         (["advise", "--tokens", str(10**21)], "--tokens"),
-        (["optimal-chunk", "--d-hv", "100000000"], "d_hv is 100000000"),
         (["optimal-chunk", "--memory-budget", "9999999999GiB"], "--memory-budget is '9999999999GiB'"),
         (["sweep", "-a", "seq_len=1", "-a", "seq_len=2"], "axis seq_len is given twice"),
-        (["sweep", "-a", "pass=fw", "--pass", "fwbw"], "axis pass is given twice"),
-        (["sweep", "--dry-run", "--format", "csv"], "--format csv"),
         (["sweep", "--dry-run", "--gpu", "H100", "--device", "cpu"], "--device cpu"),
-        (["cache", "clear", "kernel"], "WHAT is 'kernel'"),
         (["plot", "a" * 300], "File name too long"),
     ],
 )

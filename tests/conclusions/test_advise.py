@@ -223,22 +223,6 @@ def test_gla_is_advised_by_the_papers_bound():
         assert choice.call_s == pytest.approx(float(counted.time(choice.problem.chunk_size).upper))
 
 
-def test_a_chunk_may_hold_a_sequence_of_any_length():
-    given = advise.advice(Demand(FIG_4.with_(seq_len=3000)), H200, ["sig"], "cuda", "tfla_sig_xl")
-    assert sorted(choice.problem.chunk_size or 0 for choice in given.ranked) == [64, 128, 256, 512, 1024, 2048, 3008]
-
-
-def test_fused_kernels_are_for_hopper(monkeypatch):
-    fused = replace(registry.get("hopper_sig"), name="fused_sig")
-    kernels = registry.get("tfla_sig_xl"), fused
-    monkeypatch.setattr(registry, "ours_and_plugged", lambda: kernels)
-    on_hopper = advise.advice(Demand(FIG_4), H200, ["sig"], "cuda")
-    assert on_hopper.ranked[0].kernel == replace(FUSED, name="fused_sig")
-    on_ampere = advise.advice(Demand(FIG_4), hardware.find("A100"), ["sig"], "cuda")
-    assert {choice.kernel.name for choice in on_ampere.ranked} == {"tfla_sig_xl"}
-    assert on_ampere.refused == [Refused("fused_sig", None, "needs a GPU of compute capability 9.x, not 8.0")]
-
-
 def test_the_frontier_has_a_line_a_kernel_that_falls_with_memory():
     given = advise.advice(Demand(FIG_4, memory_bytes=4 * GIB), hardware.find("A100"), ["sig", "exp"], "cuda")
     figure = draw(given, "a setting", ["a source"])

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tflabench.conclusions import advise
-from tflabench.conclusions.advise import Advice, Candidate, Demand, Refused
+from tflabench.conclusions.advise import Advice, Candidate, Demand
 from tflabench.implementations import packages, registry
 from tflabench.kernels.common.sizes import shared_memory
 from tflabench.problem import InputError, Problem
@@ -96,13 +96,6 @@ def test_what_is_recommended_does_not_hang_on_packages_of_this_machine(monkeypat
     without = given(FIG_4, H200, "sig")
     assert [choice.problem for choice in without.ranked] == [choice.problem for choice in here.ranked]
     assert without.refused == here.refused
-
-
-def test_one_level_is_left_out_above_a_tile():
-    found = given(FIG_4, H200, "sig", impl="tfla_sig_limit")
-    assert {choice.problem.chunk_size for choice in found.ranked} == {64, 128}
-    reason = "takes a chunk_size that is one tile, 16, 32, 64 or 128, not 256"
-    assert Refused("tfla_sig_limit", 256, reason) in found.refused
 
 
 def test_the_kernels_reckon_with_no_more_shared_memory_than_a_gpu_has():

@@ -53,9 +53,3 @@ def as_row(point: Point) -> Row:
         chunk_size=p.chunk_size, pass_=p.pass_, dtype=p.dtype, inputs=p.inputs,
     )  # fmt: skip
     return made.model_copy(update={"point": point.id})
-
-
-def test_a_command_says_where_another_triton_is_needed():
-    command = check(claim("training at d_hv 512"), "tfla", []).command or ""
-    assert command.endswith("fla_simple_gla  # fla_simple_gla needs another Triton: pip install triton==3.7.1")
-    assert "Triton" not in (check(claim("forward: Simple GLA"), "tfla", []).command or "Triton")

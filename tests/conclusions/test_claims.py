@@ -361,40 +361,7 @@ def test_the_command_reads_errors_below_its_folder(tmp_path):
     assert "is not what `tflabench verify --out` writes" in claims(tmp_path, code=2).stderr
 
 
-def test_no_command_is_named_where_results_were_wrong():
-    rows = [
-        r.model_copy(update={"status": "wrong", "reason": "dq is off"}) for r in training("tfla_exp_limit", 5, 5, 5)
-    ]
-    rows = [r.model_copy(update={"chunk_size": 64}) for r in rows]
-    found = outcome("mLSTMexp: xl", [*training("tfla_exp_xl", 4, 4, 4), *rows])
-    assert (found.reason, found.command) == ("*_exp_limit wrong: dq is off", None)
-
-
 def claims(*arguments, code: int = 0):
     done = CliRunner().invoke(app, ["claims", *map(str, arguments)])
     assert done.exit_code == code, done.output
     return done
-
-
-def test_the_page_has_a_column_for_each_device_and_kernels_that_decide_something(tmp_path):
-    start = "training: over 2x faster than Mamba 2"
-    held, refuted = CASES[start]
-    write(tmp_path / "h200", held)
-    write(tmp_path / "h100", [r.model_copy(update={"device": "NVIDIA H100 80GB HBM3"}) for r in refuted])
-    write(tmp_path / "cpu", [row("reference_sig", device="a CPU, 2 cores")])
-    out = tmp_path / "claims.md"
-    assert claims(tmp_path, "--out", tmp_path).stdout.strip() == str(out)
-    text = out.read_text()
-    assert f"`tflabench claims {tmp_path} --out {out}`" in text
-    assert "|claim|mlstm_kernels, H100|ours, H100|mlstm_kernels, H200|ours, H200|\n" in text
-    (line,) = (line for line in text.splitlines() if line.startswith(f"|{start}"))
-    cells = line.split("|")[2:-1]
-    assert cells[0].startswith("no rows of ")
-    assert cells[1].startswith("**does not hold**: ")
-    assert cells[1].endswith(" ([rows](h100))")
-    assert cells[3].startswith("holds: ")
-    (line,) = (line for line in text.splitlines() if "1.4B model" in line)
-    assert line.endswith("(answers to the reviews): a kernel bench trains no model")
-    (line,) = (line for line in text.splitlines() if line.startswith("- measured: the best L"))
-    assert "no rows of" in line
-    assert "To decide it: `tflabench sweep --preset paper-fig5 --impl nxai_sig_xl`" in line

@@ -5,9 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
-
-from tflabench.conclusions.markdown import write_page
 
 
 def test_it_is_utf_8_in_any_locale_and_never_half_written(tmp_path):
@@ -19,12 +16,3 @@ def test_it_is_utf_8_in_any_locale_and_never_half_written(tmp_path):
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "a.md")], env=os.environ | ascii_only, check=True)
     assert (tmp_path / "a.md").read_bytes() == "\u2020".encode()
     assert [path.name for path in tmp_path.iterdir()] == ["a.md"]
-
-
-def test_it_goes_through_a_link_or_a_pipe_and_leaves_it_there(tmp_path):
-    (tmp_path / "page.md").write_text("old")
-    (tmp_path / "link.md").symlink_to(tmp_path / "page.md")
-    write_page(tmp_path / "link.md", "new")
-    assert (tmp_path / "link.md").is_symlink()
-    assert (tmp_path / "page.md").read_text() == "new"
-    assert write_page(Path("/dev/null"), "gone").is_char_device()

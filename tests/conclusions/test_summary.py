@@ -10,7 +10,7 @@ from rich.console import Console
 from synthetic import APART, IN_FULL, IN_PART, row
 
 from tflabench.conclusions.ratio import ratio
-from tflabench.conclusions.summary import MOST_FAILURES, MOST_PROBLEMS, Swept, closing, contests, ending, line
+from tflabench.conclusions.summary import Swept, closing, contests, ending, line
 from tflabench.rows.schema import Row
 
 FOLDER = Path("results") / "h200" / "quick"
@@ -94,11 +94,6 @@ def test_a_row_apart_or_throttled_leaves_the_ratios_of_the_others():
     assert (closing(bound) or "").endswith("1 ms, at least 2.00 ± 0.00 times faster than sdpa (L=128)")
 
 
-def test_a_comparison_of_one_implementation_closes_without_a_word():
-    assert closing([row(), row(chunk_size=64), row("sdpa", ms=None)]) is None
-    assert closing([row(ms=None)]) is None
-
-
 @pytest.mark.parametrize("width", [40, 60, 100, 160])
 def test_columns_are_dropped_and_no_number_is_cut(width):
     rows = [
@@ -117,25 +112,6 @@ def test_names_and_reasons_are_no_markup_and_obey_no_terminal():
     assert "[bold]x[/bold]" in text
     assert "oom (1x)  y z: [link=a]b [/link]" in text
     assert "\x1b" not in text
-
-
-def test_without_full_the_largest_problems_and_the_gravest_failures_are_shown():
-    rows = [row(seq_len=2**n) for n in range(4, 24)]
-    rows += [row(f"impl_{n}", ms=None, reason=f"reason {n}") for n in range(9)]
-    rows += [row(f"impl_{n}", ms=None, status="unsupported", reason="needs a GPU") for n in range(5)]
-    rows += [row("nxai", ms=None, status="wrong", reason=f"off by {n}", seq_len=n) for n in (1, 2, 3)]
-    text = said(rows)
-    assert f"{MOST_PROBLEMS} of 20 problems" in text
-    assert str(2**23) in text
-    assert str(2**6) not in text.split()
-    failures = [line for line in text.splitlines() if "x)  " in line]
-    assert len(failures) == MOST_FAILURES
-    assert failures[0] == "  wrong (3x)  nxai: 3 reasons, such as off by 1"
-    assert "all 20 problems and kinds of failure: add --full" in text
-    text = said(rows, full=True)
-    assert "unsupported (5x)  impl_0, impl_1, impl_2 and 2 more: needs a GPU" in text
-    assert "64" in text.split()
-    assert "--full" not in text
 
 
 def test_kinds_of_gpu_are_problems_of_their_own():

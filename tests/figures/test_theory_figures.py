@@ -7,13 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 from figure_cases import tradeoff
-from matplotlib.text import Text
 
 from tflabench.figures import theory
-from tflabench.figures.looks import BLUE, GREY, Look
-from tflabench.figures.matplotlib_renderer import draw
-from tflabench.figures.model import Band, Curve, Figure, Ink, Panel, Rule, Shading
-from tflabench.implementations.adapter import Owner
+from tflabench.figures.model import Band, Curve, Figure, Panel, Rule, Shading
 from tflabench.theory import hardware
 
 TRADEOFF = tradeoff()
@@ -59,30 +55,3 @@ def test_theoretical_rooflines_bend_at_the_ridge_and_carry_measured_points():
     point = curves(panel)["tfla_sig_xl"]
     assert (list(point.x), list(point.y)) == ([80.0], [200.0])
     assert rules(panel) == {f"L = {size}": float(TRADEOFF.cost(size).intensity) for size in (16, 1024)}
-
-
-def test_gpus_of_one_name_have_lines_of_their_own():
-    (panel,) = roofline(["H100", "H100 PCIe", "L40S"], [64]).panels
-    assert len({(own.ink.colour, own.ink.dash) for own in curves(panel).values()}) == 3
-    assert [name.split(":")[0] for name in curves(panel)] == ["H100", "H100 PCIe", "L40S"]
-
-
-def test_seven_implementations_are_named_in_the_colour_of_their_owner_and_the_rest_listed():
-    measured = [theory.Measured(f"kernel_{n}", 80.0, 1e13 * (n + 1)) for n in range(9)]
-    figure = roofline(
-        ["H100"], [64], measured, {"kernel_8": Look("Kernel 8", Owner("mlstm_kernels", "blue"), Ink(BLUE, "square"))}
-    )
-    points = [item for item in figure.panels[0].items if isinstance(item, Curve) and not item.joined]
-    assert [own.label for own in points] == [*(f"kernel_{n}" for n in range(8, 1, -1)), "", ""]
-    assert [own.ink.colour for own in points[:2]] == [BLUE, GREY]
-    assert len({own.ink.marker for own in points[:7]}) == 7
-    assert "Grey: kernel_1, kernel_0." in figure.caption
-
-
-def test_chunk_sizes_too_close_to_name_or_draw_each_are_thinned_out():
-    figure = roofline(["H100"], list(range(64, 4097, 64)))
-    upright = [item for item in figure.panels[0].items if isinstance(item, Rule)]
-    named = [item.label for item in upright if item.label]
-    assert named[0] == "L = 64"
-    assert 3 <= len(named) < len(upright) < 20
-    assert set(named) <= {text.get_text() for text in draw(figure).findobj(Text)}

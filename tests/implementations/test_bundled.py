@@ -15,26 +15,8 @@ RECURRENCES = {op.name: op for op in bundled.RECURRENCES}
 BY_NAME = {impl.name: impl for impl in IMPLEMENTATIONS}
 SEQUENCE = Problem(batch=2, heads=2, seq_len=40, d_qk=16, d_hv=32, dtype="float32", pass_="fwbw")
 STEP = SEQUENCE.with_(seq_len=1, pass_="decode")
-NARROW_REFUSED = "takes a d_qk that is a multiple of 16 from 32 to 256, not 16"
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 pytestmark = [pytest.mark.gpu] if DEVICE.type == "cuda" else []
-
-
-def test_names_follow_one_pattern():
-    forms = (
-        "tfla_{}_limit",
-        "tfla_{}_xl",
-        "reference_{}",
-        "reference_parallel_{}",
-        "reference_recurrent_{}",
-        "step_{}",
-        "hopper_{}",
-    )
-    others = ("hopper_{}", "tfla_{}_xl", "reference_{}", "step_{}")
-    names = [form.format(gate) for form in forms for gate in ("exp", "sig")]
-    names += [form.format(name) for form in others for name in RECURRENCES]
-    assert sorted(BY_NAME) == sorted([*names, "tfla_gla_xl", "reference_gla"])
-    assert all(impl.gate in impl.name for impl in IMPLEMENTATIONS if impl.gate)
 
 
 def agreed(name: str, problem: Problem) -> set[str]:
@@ -127,33 +109,23 @@ def test_a_wrong_oracle_is_found_out():
         ("reference_exp", {}, "cpu", None),
         ("reference_exp", {"pass_": "decode"}, "cpu", "computes sequences: the decode pass is what step_* do"),
         ("step_exp", {}, "cpu", "computes single steps: the pass must be decode"),
-        ("step_exp", {"pass_": "decode"}, "cpu", "computes single steps: seq_len must be 1, not 40"),
-        ("step_sig", {"pass_": "decode", "seq_len": 1}, "cpu", None),
         ("hopper_sig", {}, "cuda", "takes bfloat16 and float16, not float32"),
         ("hopper_mamba2", {"dtype": "bfloat16", "d_qk": 64, "d_hv": 64}, "cuda", None),
-        ("hopper_mamba2", {"dtype": "bfloat16"}, "cuda", NARROW_REFUSED),
-        ("hopper_retention", {"dtype": "bfloat16"}, "cpu", "needs a CUDA device"),
-        ("step_mamba2", {}, "cpu", "computes single steps: the pass must be decode"),
         (
-            "tfla_retention_xl",
             {"chunk_size": 40},
             "cuda",
             "takes a chunk_size that is a multiple of 16, its smallest tile, not 40",
         ),
         ("tfla_sig_xl", {}, "cuda", None),
         ("tfla_sig_xl", {}, "cpu", "needs a CUDA device"),
-        ("tfla_sig_xl", {"pass_": "decode"}, "cuda", "computes sequences: the decode pass is what step_* do"),
         ("tfla_sig_xl", {"dtype": "float64"}, "cuda", "takes bfloat16, float16 and float32, not float64"),
         ("tfla_sig_xl", {"d_qk": 24}, "cuda", "takes a d_qk that is a multiple of 16 up to 1024, not 24"),
-        ("tfla_sig_xl", {"d_hv": 2048}, "cuda", "takes a d_hv that is a multiple of 16 up to 1024, not 2048"),
         (
             "tfla_sig_xl",
             {"chunk_size": 40},
             "cuda",
             "takes a chunk_size that is a multiple of 16, its smallest tile, not 40",
         ),
-        ("tfla_sig_xl", {"chunk_size": 192}, "cuda", None),
-        ("tfla_exp_limit", {"chunk_size": 64}, "cuda", None),
         (
             "tfla_exp_limit",
             {"chunk_size": 192},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 import shutil
 from collections.abc import Iterator
@@ -11,18 +10,15 @@ from typing import Any
 
 import pytest
 from report_page import HOSTILE, LATEX, RUN, Page, many, sdpa, sweep, tfla
-from repository import ROOT
 from synthetic import write
 from typer.testing import CliRunner
 
 from tflabench import report
 from tflabench.cli.main import app
-from tflabench.rows.load import find_results
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install -e '.[dev]'")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: as root, apt-get install chromium")
-RESULTS = ROOT / "results"
 DESK = {"width": 1280, "height": 800}
 PIXEL = """([trace, point]) => {
   const plot = document.getElementById("plot"), { xaxis, yaxis, _size } = plot._fullLayout;
@@ -41,12 +37,12 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory) -> dict[str, Path]:
-    """Pages by name: of the H100's rows; made-up ones with every status, two lengths, or names that are no words."""
+    """Pages by name: of rows of every status, of two lengths, of many rows, and of names that are no words."""
     folder = tmp_path_factory.mktemp("pages")
     names = [tfla(ms, T, name) for name, ms in ((HOSTILE, 1.0), (LATEX, 2.0), ("n" * 60, 3.0)) for T in (512, 1024)]
     names += [sdpa(None, T).model_copy(update={"reason": HOSTILE}) for T in (512, 1024)]
     folders = {
-        "h100": RESULTS / "h100",
+        "many": write(folder / "many", many(200), run=RUN),
         "statuses": write(folder / "statuses", sweep(), run=RUN),
         "lengths": write(folder / "lengths", [tfla(1.0, 512), tfla(1.0, 4096)]),
         "names": write(folder / "names", names),
@@ -89,7 +85,7 @@ def texts(page: Any, selector: str) -> list[str]:
 
 
 def test_a_selection_changes_the_chart_and_its_link_keeps_it(opened):
-    page = opened("h100")
+    page = opened("statuses")
     page.select_option("#pick-pass", "forward")
     first = page.inner_text("#head"), page.inner_text("#plot")
     page.select_option("#pick-pass", "forward + backward")
@@ -97,13 +93,13 @@ def test_a_selection_changes_the_chart_and_its_link_keeps_it(opened):
     assert (page.inner_text("#head"), page.inner_text("#plot")) != first
     assert "forward + backward" in page.inner_text("#head")
     assert "peak memory" in page.inner_text("#plot")
-    again = opened("h100", page.evaluate("location.hash"))
+    again = opened("statuses", page.evaluate("location.hash"))
     assert again.input_value("#pick-view") == "peak memory over T"
     assert again.inner_text("#head") == page.inner_text("#head")
 
 
 def test_every_selection_draws(opened, written):
-    page = opened("h100")
+    page = opened("statuses")
     for view in page.locator("#pick-view option").all_inner_texts():
         page.select_option("#pick-view", view)
         for size in page.locator("#pick-size option").all_inner_texts():
@@ -130,15 +126,6 @@ def test_hovering_meets_the_point_before_the_band(opened, written):
             page.wait_for_selector("#card", state="hidden")
 
 
-def test_hovering_a_cross_says_why(opened):
-    page = opened("statuses", "#pass=forward&view=runtime+over+T")
-    index = page.evaluate("plot.data.findIndex((trace) => trace.yaxis === 'y2')")
-    place = page.evaluate(PIXEL.replace("yaxis, _size", "yaxis2: yaxis, _size"), [index, 0])
-    page.mouse.move(*place)
-    page.wait_for_selector("#card:not([hidden])")
-    assert re.search(r"unsupported|oom|compile_error|crashed|timeout|error", page.inner_text("#card"))
-
-
 # --- looking up
 
 
@@ -149,22 +136,6 @@ def ask(page: Any, **shape: Any) -> str:
         else:
             page.fill(f"#my-{name}", str(value))
     return page.inner_text("#answer")
-
-
-def test_a_measured_shape_is_answered_by_its_fastest_row(opened):
-    rows = [row for results in find_results(RESULTS / "h100") for row in results.rows]
-    rows = [row for row in rows if row.family == "mlstm" and row.status == "ok" and row.pass_ == "fwbw"]
-    one = rows[-1]
-    shape = {name: getattr(one, name) for name in ("seq_len", "batch", "heads", "d_qk", "d_hv", "dtype")}
-    best = min(
-        (row for row in rows if all(getattr(row, name) == value for name, value in shape.items())),
-        key=lambda row: row.ms_median or 0,
-    )
-    page = opened("h100")
-    said = ask(page, **{"pass": "forward + backward"}, gate="exp,sig", **shape)
-    assert said.startswith("measured")
-    line = page.locator("#answer .best tr:nth-child(2)").inner_text()
-    assert line.split()[:4] == [best.implementation, str(best.chunk_size), f"{best.ms_median:.4g}", "ms"]
 
 
 def test_other_shapes_are_answered_by_the_grid_or_by_the_command(opened, written):
@@ -191,9 +162,9 @@ def test_other_shapes_are_answered_by_the_grid_or_by_the_command(opened, written
 
 
 def test_filters_sorting_and_pages_of_the_table(opened, written):
-    page = opened("h100", "#open=fold-rows")
+    page = opened("many", "#open=fold-rows")
     page.click("#clear")
-    held = Page(written["h100"].read_text())
+    held = Page(written["many"].read_text())
     total = len(held.columns["pass"]["values"])
     assert page.inner_text("#count") == f"1 to 50 of {total} rows"
     page.click("#next")
@@ -216,9 +187,9 @@ def test_filters_sorting_and_pages_of_the_table(opened, written):
 
 
 def test_only_this_and_hide_act_on_chart_and_table(opened, written, tmp_path):
-    page = opened("h100", "#open=fold-rows")
+    page = opened("statuses", "#open=fold-rows")
     page.click("#clear")
-    held = Page(written["h100"].read_text())
+    held = Page(written["statuses"].read_text())
     name, label = page.evaluate("(({ meta, name }) => [meta, name])(plot.data.find(({ name, meta }) => name && meta))")
     assert label in texts(page, "#plot .legendtext")
     names = [held.cell("implementation", n) for n in range(len(held.columns["pass"]["values"]))]
@@ -239,14 +210,6 @@ def test_only_this_and_hide_act_on_chart_and_table(opened, written, tmp_path):
     assert (len(lines), lines[0].split(",")[:2]) == (names.count(name) + 1, ["kernel", "name"])
     page.click("#clear")
     assert page.inner_text("#count").endswith(f"of {len(names)} rows")
-
-
-def test_many_rows_are_a_page_at_a_time(opened, tmp_path):
-    page = opened(report.write(write(tmp_path, many(2000), run=RUN)), "#open=fold-rows")
-    assert page.inner_text("#count") == "1 to 50 of 2000 rows"
-    assert page.locator("#rows tbody tr").count() == 50
-    page.fill("#filter-seq_len", "512")
-    assert page.inner_text("#count") == "1 to 50 of 200 rows"
 
 
 # --- names

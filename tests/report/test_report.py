@@ -16,16 +16,10 @@ from typer.testing import CliRunner
 from tflabench.cli.main import app
 from tflabench.conclusions.campaigns import campaigns
 from tflabench.conclusions.claims import check_all
-from tflabench.figures import facets
-from tflabench.figures.curves import draw
-from tflabench.figures.quantities import RUNTIME
-from tflabench.figures.source import Source
 from tflabench.report import lookup
 from tflabench.rows.errors import find_errors
 from tflabench.rows.load import find_results, read_results
 from tflabench.rows.schema import Row
-
-RESULTS = ROOT / "results"
 
 
 @pytest.fixture(scope="module")
@@ -39,11 +33,8 @@ def page(folder) -> Page:
 
 
 @pytest.fixture(scope="module")
-def measured_on_h100() -> tuple[Page, list[Row]]:
-    from tflabench.report.page import render
-
-    folder = RESULTS / "h100"
-    return Page(render(folder)), [row for results in find_results(folder) for row in results.rows]
+def measured(page, folder) -> tuple[Page, list[Row]]:
+    return page, list(read_results(folder).rows)
 
 
 # --- rows
@@ -94,10 +85,9 @@ def test_the_fastest_kernel_may_have_no_chunk_size(tmp_path):
     assert "nan" not in json.dumps(chart["plot"]["layout"]).lower()
 
 
-def test_selections_are_unique(page, measured_on_h100):
-    for payload in (page.payload, measured_on_h100[0].payload):
-        keys = [tuple(chart[name] for name in payload["selectors"]) for chart in payload["charts"]]
-        assert len(keys) == len(set(keys))
+def test_selections_are_unique(page):
+    keys = [tuple(chart[name] for name in page.payload["selectors"]) for chart in page.payload["charts"]]
+    assert len(keys) == len(set(keys))
 
 
 def test_points_that_failed_are_crosses_over_their_rows(tmp_path):
@@ -105,22 +95,6 @@ def test_points_that_failed_are_crosses_over_their_rows(tmp_path):
     page = page_of(write(tmp_path, rows, run=RUN))
     (cross,) = [trace for trace in page.charts()[0]["plot"]["data"] if trace.get("yaxis") == "y2"]
     assert (cross["x"], cross["customdata"]) == ([1024], [1])
-
-
-def test_charts_are_figures_of_the_model(folder, page):
-    source = Source.of(read_results(folder))
-    rows = source.rows[source.rows["pass"] == "fw"]
-    (part,) = facets.split(rows, "seq_len")
-    (chart,) = page.charts(view="runtime over T", **{"pass": "forward"})
-    figure = draw("runtime", source, part, RUNTIME)
-    assert chart["title"] == figure.title
-    assert chart["plot"]["layout"]["xaxis"]["title"]["text"] == figure.panels[0].x.label
-
-
-def test_bands_are_not_in_the_way_of_the_pointer(page):
-    filled = [trace for chart in page.charts() for trace in chart["plot"]["data"] if trace.get("fill")]
-    assert filled
-    assert {trace["hoverinfo"] for trace in filled} == {"skip"}
 
 
 def test_the_roofline_has_its_roof(page):
@@ -131,8 +105,8 @@ def test_the_roofline_has_its_roof(page):
 # --- look-ups
 
 
-def test_measured_answers_are_the_fastest_rows(measured_on_h100):
-    page, rows = measured_on_h100
+def test_measured_answers_are_the_fastest_rows(measured):
+    page, rows = measured
     answers = page.payload["lookup"]["measured"]
     assert answers
     for key, best in answers.items():
@@ -149,12 +123,12 @@ def test_measured_answers_are_the_fastest_rows(measured_on_h100):
         assert all(other["kernel"] != best[0]["kernel"] for other in best[1:])
 
 
-def test_modelled_answers_are_what_advise_prints(measured_on_h100):
-    answers = measured_on_h100[0].payload["lookup"]["modelled"]
-    assert len(answers) > 10
-    for key in [*answers][:: len(answers) // 5]:
+def test_modelled_answers_are_what_advise_prints(measured):
+    answers = measured[0].payload["lookup"]["modelled"]
+    assert answers
+    for key in [*answers][:5]:
         _, gate, pass_, dtype, T, batch, heads, d_qk, d_hv = key.split("|")
-        asked = f"--gpu H100 --pass {pass_} --dtype {dtype} --gate {gate} --seq-len {T} --batch {batch} --heads {heads}"
+        asked = f"--gpu H200 --pass {pass_} --dtype {dtype} --gate {gate} --seq-len {T} --batch {batch} --heads {heads}"
         done = CliRunner().invoke(app, ["advise", *asked.split(), "--d-qk", d_qk, "--d-hv", d_hv, "--json"])
         ranked = json.loads(done.stdout)["ranked"]
         other = next((one for one in ranked if one["implementation"] != ranked[0]["implementation"]), None)
@@ -166,10 +140,10 @@ def test_modelled_answers_are_what_advise_prints(measured_on_h100):
             assert best["memory"] == (f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB")
 
 
-def test_the_command_for_other_shapes_runs(measured_on_h100):
-    (command,) = measured_on_h100[0].payload["lookup"]["commands"].values()
-    assert command == "tflabench advise --gpu 'H100 SXM'"
-    assert CliRunner().invoke(app, ["advise", "--gpu", "H100 SXM"]).exit_code == 0
+def test_the_command_for_other_shapes_runs(measured):
+    (command,) = measured[0].payload["lookup"]["commands"].values()
+    assert command == "tflabench advise --gpu 'H200 SXM'"
+    assert CliRunner().invoke(app, ["advise", "--gpu", "H200 SXM"]).exit_code == 0
 
 
 def test_a_device_without_a_model_is_measured():
@@ -189,11 +163,10 @@ def test_rows_that_are_wrong_answer_nothing():
 # --- folds
 
 
-def test_claims_are_those_of_the_command(measured_on_h100):
-    folder = RESULTS / "h100"
+def test_claims_are_those_of_the_command(page, folder):
     outcomes = check_all(campaigns(find_results(folder)), find_errors(folder))
     said = [[one.verdict, one.claim.says, one.kernels] for one in outcomes]
-    assert [[line[0], line[1], line[3]] for line in measured_on_h100[0].payload["claims"]] == said
+    assert [[line[0], line[1], line[3]] for line in page.payload["claims"]] == said
 
 
 def test_machines_and_commands(page, folder):
@@ -251,14 +224,9 @@ def test_nothing_of_a_name_becomes_markup(tmp_path, name):
 BAD = {
     "one point": [tfla(1.0)],
     "all failed": [tfla(None, T) for T in (512, 1024)],
-    "one point that failed": [tfla(None)],
     "not a number": [tfla(float("nan"), 512), tfla(1.0, 1024), sdpa(float("nan"), 512), sdpa(2.0, 1024)],
-    "only not a number": [tfla(float("nan"), T) for T in (512, 1024)],
-    "infinite": [tfla(float("inf"), 512), tfla(1.0, 1024)],
     "long names": [row for n in range(3) for row in named(f"{'n' * 58}{n:02}", 1.0 + n)],
     "fifty implementations": [row for n in range(50) for row in named(f"plugin {n}", 1.0 + n)],
-    "fifty at one point": [row for n in range(50) for row in named(f"plugin {n}", 1.0 + n)[:1]],
-    "no memory": [tfla(1.0, T).model_copy(update={"peak_bytes": None}) for T in (512, 1024)],
     "an unknown device": [tfla(1.0, T).model_copy(update={"device": "a toaster"}) for T in (512, 1024)],
     "decode": [tfla(1.0, T, pass_="decode") for T in (512, 1024)],
 }  # fmt: skip
@@ -323,23 +291,6 @@ def refused(arguments: list[str], says: str) -> None:
     assert (done.exit_code, done.stdout) == (2, "")
     (line,) = done.stderr.strip().splitlines()
     assert says in line
-
-
-def test_no_folder_no_results_no_rows(tmp_path):
-    refused([str(tmp_path / "missing")], "does not exist")
-    refused([str(tmp_path)], "holds no results")
-    (tmp_path / "journal.jsonl").touch()  # of a sweep that was stopped before its first row
-    refused([str(tmp_path)], "holds no rows yet")
-
-
-def test_rows_of_another_schema(tmp_path):
-    (tmp_path / "journal.jsonl").write_text('{"schema_version": 99}\n')
-    refused([str(tmp_path)], "row schema 99")
-
-
-def test_a_place_that_cannot_be_written(folder, tmp_path):
-    (tmp_path / "file").touch()
-    refused([str(folder), "--out", str(tmp_path / "file" / "page.html")], "cannot be written")
 
 
 def test_a_missing_package_is_named_with_its_remedy(folder, monkeypatch):

@@ -112,14 +112,9 @@ def test_rows_keep_their_comparison_wherever_they_go(tmp_path):
 @pytest.mark.parametrize(
     "command",
     [
-        "claims {old}",
-        "report {old}",
         "plot {old}",
-        "theory fig17 --gate sig --pass fw --overlay {old} --out {old}",
         "reproduce fig4 --results {old} --out {old}",
         "compare {old} {new}",
-        "compare {new} {old}",
-        "compare sdpa tfla_sig_xl --in {old}",
         "rows merge {old} --into {new}",
         "rows merge {new} --into {old}",
     ],

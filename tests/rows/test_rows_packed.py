@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pandas as pd
@@ -158,16 +157,3 @@ def test_nothing_is_deleted_where_the_disk_is_full(folder, monkeypatch):
     with pytest.raises(InputError, match="No space left on device"):
         pack(folder)
     assert names(folder) == before
-
-
-@pytest.mark.parametrize("command", [["report", "{}", "--out", "page.html"], ["claims", "{}"]])
-def test_commands_say_the_same_of_a_packed_folder(folder, tmp_path, monkeypatch, command):
-    monkeypatch.chdir(tmp_path)
-    packed = tmp_path / "copy" / "results"
-    shutil.copytree(folder, packed)
-    rows("pack", packed)
-    told = [
-        CliRunner().invoke(app, [word.format(where) for word in command]).output.replace(str(where), "results")
-        for where in (folder, packed)
-    ]
-    assert told[0].replace("/rows.csv", "/times.csv") == told[1].replace("copy/results", "results")

@@ -18,15 +18,11 @@ from tflabench.selection.points import Point, select_points
 @pytest.mark.parametrize(
     ("axis", "text", "values"),
     [
-        ("seq_len", "512", (512,)),
         ("seq_len", "512, 1024,512", (512, 1024)),
         ("seq_len", "512:65536:x2", (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)),
         ("d_hv", "64:256:+64", (64, 128, 192, 256)),
-        ("heads", "1:10:x3", (1, 3, 9)),
         ("batch", "1,4:8:+2", (1, 4, 6, 8)),
         ("chunk_size", "auto,64", (None, 64)),
-        ("dtype", "float32,bfloat16", ("float32", "bfloat16")),
-        ("inputs", "standard,extreme", ("standard", "extreme")),
         ("pass", "both", ("fw", "fwbw")),
     ],
 )
@@ -39,20 +35,12 @@ def test_values(axis, text, values):
     [
         ("seqlen=512", "unknown axis 'seqlen'; did you mean seq_len?"),
         ("seq_len", "must be AXIS=VALUES"),
-        ("seq_len=", "must be values such as"),
-        ("seq_len=512,,1024", "must be values such as"),
         ("seq_len=abc", "'abc': it must be an integer"),
-        ("seq_len=512:1024", "START:STOP:xFACTOR"),
         ("seq_len=512:1024:2", "START:STOP:xFACTOR"),
-        ("seq_len=512:1024:x1", "START:STOP:xFACTOR"),
-        ("seq_len=512:1024:+0", "START:STOP:xFACTOR"),
         ("seq_len=0:1024:x2", "START:STOP:xFACTOR"),
         ("seq_len=1024:512:x2", "empty range '1024:512:x2'"),
         ("seq_len=1:1000000000:+1", "at most 1000 values"),
         ("d_qk=0", "d_qk is 0: it must be at least 1"),
-        ("heads=-2", "heads is -2: it must be at least 1"),
-        ("dtype=float8", "dtype is 'float8': it must be one of bfloat16"),
-        ("inputs=uniform", "inputs is 'uniform': it must be one of normal, standard, extreme"),
         ("pass=backward", "pass is 'backward': it must be one of fw"),
     ],
 )
@@ -72,9 +60,7 @@ def test_derived_sizes():
     [
         ({"seq_len": 512, "head_dim": 96, "embedding": 1024}, "embedding is 1024: it must be a multiple of d_hv"),
         ({"seq_len": 512, "head_dim": 64, "tokens": 1000}, "tokens is 1000: it must be a multiple of seq_len"),
-        ({"seq_len": 1024, "head_dim": 64, "tokens": 512}, "tokens is 512: it must be a multiple of seq_len"),
         ({"head_dim": 64}, "seq_len is not set"),
-        ({"seq_len": 64, "d_qk": 64}, "d_hv is not set"),
     ],
 )
 def test_sizes_that_do_not_fit(sizes, message):
@@ -225,14 +211,10 @@ def test_a_preset_is_a_file_too(tmp_path):
     ("change", "message"),
     [
         (('title = "Mine"', ""), "it has no title: expected a string, such as"),
-        (("[[group]]", "[group]"), "group is {'impl': 'reference_sig,sdpa', "),
         (("[[group]]", "[[groups]]"), "it has no group: expected one [[group]] or more"),
         (('title = "Mine"', 'titel = "x"\ntitle = "Mine"'), "it has an unknown field 'titel'; did you mean title?"),
-        (("seq_len = 64", "seqlen = 64"), "unknown axis 'seqlen'; did you mean seq_len?"),
         (("seq_len = 64", "seq_len = 0"), "seq_len is 0: it must be at least 1"),
         (("seq_len = 64", "seq_len = 64\nfamily = 'mlstm'"), "family is 'mlstm': expected a list of families"),
-        (("seq_len = 64", "seq_len = 64\ndevice = 'gpu'"), "group 1 has device 'gpu': it must be cuda or cpu"),
-        (("axes = {", "axes = ["), "Invalid value"),
     ],
 )
 def test_a_file_that_is_no_preset(tmp_path, change, message):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pandas as pd
@@ -116,14 +115,6 @@ SWEEPS = {
     "dtypes": [row(name, dtype=d, seq_len=n) for name in KINDS for d in ("bfloat16", "float32") for n in (512, 2048)],
     "linear": [row(name, d_qk=d, d_hv=d, heads=4096 // d) for name in list(KINDS)[:3] for d in range(64, 513, 64)],
 }  # fmt: skip
-
-
-def write(folder: Path, rows: list[Row], run: dict = RUN) -> Path:
-    """A results folder with these rows."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "journal.jsonl").write_text("".join(r.model_dump_json(by_alias=True) + "\n" for r in rows))
-    (folder / "environment.json").write_text(json.dumps({"runs": {"run": run}}))
-    return folder
 
 
 def framed(rows: list[Row]) -> pd.DataFrame:

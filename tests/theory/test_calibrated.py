@@ -15,7 +15,6 @@ from tflabench.theory.launches import ALGORITHMS, RESOURCES, TERMS, Algorithm, C
 
 FIG_4 = Problem(batch=16, heads=16, seq_len=4096, d_qk=128, d_hv=256)
 WIDE = Problem(batch=8, heads=8, seq_len=8192, d_qk=256, d_hv=512)
-LONG = {"batch": 1, "seq_len": 65536}
 MAMBA_2 = Problem(batch=16, heads=64, seq_len=4096, d_qk=64, d_hv=64)
 MEASURED_ROOFS = Ceilings(782e12, 4.26e12, "measured", "calibrate")
 H200 = Chip.of(find("H200"), MEASURED_ROOFS)

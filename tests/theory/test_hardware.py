@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 import pytest
 
@@ -62,9 +61,7 @@ def test_rates_are_dense_and_accumulate_in_float32():
     ("asked", "name"),
     [
         ("H100", "H100 SXM"),
-        ("h100-sxm", "H100 SXM"),
         ("NVIDIA H100 PCIe", "H100 PCIe"),
-        ("rtx4090", "RTX 4090"),
         ("GeForce RTX 5090", "RTX 5090"),
         ("a100_40gb", "A100 SXM 40GB"),
         ("AMD Instinct MI300X", "MI300X"),
@@ -78,9 +75,7 @@ def test_names_are_found_whatever_their_spelling(asked, name):
     ("device", "folder"),
     [
         ("NVIDIA H100 80GB HBM3", "h100"),
-        ("H100 SXM", "h100"),
         ("NVIDIA H100 PCIe", "h100-pcie"),
-        ("NVIDIA H200", "h200"),
         ("NVIDIA A100-SXM4-80GB", "a100-80gb"),
         ("NVIDIA Something 9000", "something-9000"),
     ],
@@ -104,30 +99,18 @@ def test_an_unknown_gpu_suggests_the_nearest(asked, suggested):
         hardware.find(asked)
 
 
-def test_nothing_near_lists_all():
-    with pytest.raises(InputError, match=r"known: V100 SXM2 32GB, .*MI300X"):
-        hardware.find("abacus")
-    with pytest.raises(InputError, match="did you mean paper-H100"):
-        hardware.find("paper-H10")
-
-
 @pytest.mark.parametrize(
     ("device", "name"),
     [
         ("Tesla V100-SXM2-32GB", "V100 SXM2 32GB"),
         ("NVIDIA A100-SXM4-40GB", "A100 SXM 40GB"),
         ("NVIDIA A100-SXM4-80GB", "A100 SXM 80GB"),
-        ("NVIDIA A100-PCIE-40GB", "A100 PCIe 40GB"),
         ("NVIDIA A100 80GB PCIe", "A100 PCIe 80GB"),
         ("NVIDIA H100 80GB HBM3", "H100 SXM"),
         ("NVIDIA H100 PCIe", "H100 PCIe"),
-        ("NVIDIA H100 NVL", "H100 NVL"),
         ("NVIDIA H200", "H200 SXM"),
         ("NVIDIA B200", "B200"),
-        ("NVIDIA GB200", "GB200"),
-        ("NVIDIA L40S", "L40S"),
         ("NVIDIA GeForce RTX 4090", "RTX 4090"),
-        ("NVIDIA GeForce RTX 5090", "RTX 5090"),
         ("AMD Instinct MI300X", "MI300X"),
         ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
         ("NVIDIA H200 NVL", None),
@@ -209,19 +192,6 @@ def test_vector_rates_and_clocks_agree_with_the_lanes_of_the_architecture():
     assert len(known) == len(hardware.KNOWN) - 1  # AMD's compute units count otherwise
     for gpu in known:
         assert _lanes_say(gpu) == pytest.approx(1, abs=0.006), gpu.name
-
-
-@pytest.mark.parametrize("name", ["H100 SXM", "H200 SXM", "A100 SXM 80GB", "B200", "RTX 4090"])
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        lambda gpu: replace(gpu, clock_hz=gpu.clock_hz * 1.83 / 1.98),
-        lambda gpu: replace(gpu, multiprocessors=gpu.multiprocessors - 1),
-        lambda gpu: replace(gpu, float32_flops_per_s=gpu.float32_flops_per_s / 2),  # a multiply-add counted as one
-    ],
-)
-def test_a_wrong_clock_count_or_rate_is_seen(name, wrong):
-    assert _lanes_say(wrong(hardware.find(name))) != pytest.approx(1, abs=0.006)
 
 
 def _lanes_say(gpu: hardware.Gpu) -> float:

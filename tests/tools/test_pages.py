@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from pathlib import Path
 
 import headline
@@ -99,30 +98,6 @@ def test_a_peer_is_held_against_ours_that_computes_the_same(tmp_path):
     assert "- Failures, oom: sdpa\n" in text
 
 
-def test_devices_stand_side_by_side_at_a_size_that_they_share(tmp_path):
-    """The first has most ratios at T = 4096."""
-    names = ["tfla_sig_xl", "sdpa", "fla_gla", "fla_kda"]
-    first = [at(name, 4096, 2.0) for name in names] + [at(name, 512, 2.0) for name in names[:2]]
-    write(tmp_path / "h200", first, run=RUN)
-    write(tmp_path / "h100", [at(name, 512, 4.0, **H100) for name in names[:2]], run=RUN)
-    text = page(tmp_path)
-    assert "T = 512, 65,536 tokens" in text
-    assert table(text)["peer"] == ["ours", "H100, forward", "H200, forward"]
-    assert table(text)["sdpa"] == ["tfla_sig_xl", "4.00/4.00 = 1.00", "2.00/2.00 = 1.00"]
-
-
-def test_the_folder_with_most_ratios_has_the_table_and_the_others_are_named(tmp_path):
-    few = [at("tfla_sig_xl", 512, 1.0), at("sdpa", 512, 2.0, **ATTENTION)]
-    apart = [each.model_copy(update={"comparison_id": None}) for each in few]
-    write(tmp_path / "few", few, run=RUN)
-    write(tmp_path / "many", [*few, at("fla_gla", 512, 3.0)], run=RUN)
-    write(tmp_path / "decode", apart, run={"arguments": ["sweep", "--preset", "decode"]})
-    text = page(tmp_path)
-    assert "- Rows: [many](many/rows.csv), 2026-11-21, torch 2.11.0, triton 3.6.0, commit 0123456.\n" in text
-    assert "- Other rows: [few](few/rows.csv).\n" in text
-    assert "Without a table here: [decode](decode/rows.csv) (NVIDIA H200)." in text
-
-
 @pytest.mark.parametrize(
     ("again", "changes", "words"),
     [
@@ -145,17 +120,3 @@ def test_a_second_occasion_of_the_same_versions_says_how_far_ratios_are_apart(tm
 def test_kernels_that_changed_after_they_were_measured_are_named(tmp_path):
     rows = [at("hopper_sig", 512, 1.0, kernel_version=0), at("fla_gla", 512, 3.0)]
     assert "- Kernels of ours that changed after this was measured: hopper_sig.\n" in page(tmp_path, rows)
-
-
-@pytest.mark.parametrize(
-    ("commands", "again"),
-    [
-        ("sweep --out='a -b' -a seq_len=512 --timeout 9 --no-plots", "tflabench sweep -a seq_len=512"),
-        (
-            "sweep --preset fig4 -a seq_len=512 --tune-seconds 60;sweep --preset fig4 --tune-seconds 60",
-            "tflabench sweep --preset fig4 --tune-seconds 60",
-        ),
-    ],
-)
-def test_the_command_has_the_options_that_all_sweeps_share_and_that_decide_rows(commands, again):
-    assert headline.command([shlex.split(command) for command in commands.split(";")]) == again
