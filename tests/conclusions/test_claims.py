@@ -163,18 +163,6 @@ def test_values_are_those_of_the_rows():
     )
 
 
-def test_why_a_claim_cannot_be_measured():
-    failed = [r.model_copy(update={"status": "unsupported", "reason": "no nvcc", "ms_median": None}) for r in SIG]
-    failed = [r.model_copy(update={"implementation": "mamba2", "heads": 64, "d_qk": 64, "d_hv": 64}) for r in failed]
-    assert outcome("training: over 2x", [*SIG, *failed]).reason == "mamba2 unsupported: no nvcc"
-    assert outcome("training: over 2x", SIG).reason == "no rows of mamba2"
-    elsewhere = [*SIG, *training("mamba2", 9, 9, 9, heads=32)]
-    assert (
-        outcome("training: over 2x", elsewhere).reason == "no rows of mamba2 with fwbw, 65536 tokens, 64 heads of 64/64"
-    )
-    assert outcome("training step", []).reason == "a kernel bench trains no model"
-
-
 def test_only_points_of_one_comparison_count():
     theirs = training("mamba2", 9, 9, 1)
     theirs[2] = theirs[2].model_copy(update={"comparison_id": "another"})

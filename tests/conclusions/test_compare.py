@@ -176,14 +176,6 @@ def test_the_output_says_which_threshold_held_and_why(tmp_path):
     a = write(tmp_path / "a", [row(**UUIDS[0]), row(seq_len=512, **UUIDS[0]), row(seq_len=1024), row("sdpa", ms=None)])
     again = [row(ms=1.015, **UUIDS[0], **LATER), row(seq_len=512, ms=1.025, **UUIDS[1], **LATER)]
     b = write(tmp_path / "b", [*again, row(seq_len=1024, ms=1.015), row("sdpa")])
-    done = compare(a, b, code=1)
-    lines = [line.strip() for line in done.stdout.splitlines() if line.startswith("Threshold")]
-    assert lines == [
-        "Threshold 1%: 1 point within one comparison",
-        "Threshold 2%: 1 point between runs on one GPU",
-        "Threshold 3%: 1 point between two GPUs",
-    ]
-    assert "2 same, 1 slower, 1 missing" in done.stdout
     found = judged(a, b)
     assert [(p["threshold"], p["verdict"]) for p in found["points"]] == [
         (0.02, "same"),
@@ -192,8 +184,6 @@ def test_the_output_says_which_threshold_held_and_why(tmp_path):
         (0.01, "missing"),
     ]
     assert found["thresholds"][0] == {"threshold": 0.01, "why": "within one comparison", "points": 1}
-    own = compare(a, b, "--threshold", "2%", code=1)
-    assert "Threshold 2%: 3 points as --threshold says" in own.stdout
 
 
 def test_folders_above_several_meet_by_name_and_then_by_point(tmp_path):

@@ -10,7 +10,7 @@ from rich.console import Console
 from synthetic import APART, IN_FULL, IN_PART, row
 
 from tflabench.conclusions.ratio import ratio
-from tflabench.conclusions.summary import Swept, closing, contests, ending, line
+from tflabench.conclusions.summary import Swept, closing, contests, ending
 from tflabench.rows.schema import Row
 
 FOLDER = Path("results") / "h200" / "quick"
@@ -126,19 +126,6 @@ def test_kinds_of_gpu_are_problems_of_their_own():
     assert [line.startswith(device) and "3.00 ±" in line for line, device in zip(lines, kinds, strict=True)] == [
         True
     ] * 2
-
-
-def test_a_line_says_what_to_know_of_a_time():
-    size = "tfla_sig_xl (L=128)  fw  B=16 T=4096 heads 16x128/256  bfloat16"
-    assert line(row(ms=2.0)) == f"{size}  2 ms  30% of the bound (own roofline 40%)"
-    assert line(row(ms=2.0, noisy=True, tuned=IN_FULL)).endswith("2 ms  30% of the bound (own roofline 40%)  noisy")
-    assert line(row(ms=2.0, tuned=IN_PART)).endswith("(own roofline 40%)  tuned with 3 of 9 configurations")
-    assert line(row(ms=2.0, status="wrong", reason="dq is off")).endswith("(own roofline 40%)  WRONG: dq is off")
-    assert line(row(ms=None)) == f"{size}  oom: no memory"
-    assert line(row(percent_of_bound=None)).endswith("1 ms  own roofline 40%")
-    assert line(row(ceilings="datasheet: NVIDIA")).endswith("(own roofline 40%, datasheet ceilings)")
-    assert "host 0.5 ms" in line(row(ms=0.4, host_ms=0.5))
-    assert "host" not in line(row(ms=0.6, host_ms=0.5))
 
 
 def test_what_numbers_must_be_read_with_is_counted():
