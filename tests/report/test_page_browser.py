@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from report_page import HOSTILE, LATEX, RUN, Page, many, sdpa, sweep, tfla
+from report_page import HOSTILE, LATEX, RUN, Page, sdpa, sweep, tfla
+from repository import ROOT
 from synthetic import write
 from typer.testing import CliRunner
 
@@ -19,6 +20,7 @@ from tflabench.cli.main import app
 sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install -e '.[dev]'")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: as root, apt-get install chromium")
+RESULTS = ROOT / "results"
 DESK = {"width": 1280, "height": 800}
 PIXEL = """([trace, point]) => {
   const plot = document.getElementById("plot"), { xaxis, yaxis, _size } = plot._fullLayout;
@@ -37,12 +39,12 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory) -> dict[str, Path]:
-    """Pages by name: of rows of every status, of two lengths, of many rows, and of names that are no words."""
+    """Pages by name: of the H100's rows; made-up ones with every status, two lengths, or names that are no words."""
     folder = tmp_path_factory.mktemp("pages")
     names = [tfla(ms, T, name) for name, ms in ((HOSTILE, 1.0), (LATEX, 2.0), ("n" * 60, 3.0)) for T in (512, 1024)]
     names += [sdpa(None, T).model_copy(update={"reason": HOSTILE}) for T in (512, 1024)]
     folders = {
-        "many": write(folder / "many", many(200), run=RUN),
+        "h100": RESULTS / "h100",
         "statuses": write(folder / "statuses", sweep(), run=RUN),
         "lengths": write(folder / "lengths", [tfla(1.0, 512), tfla(1.0, 4096)]),
         "names": write(folder / "names", names),
@@ -85,7 +87,7 @@ def texts(page: Any, selector: str) -> list[str]:
 
 
 def test_a_selection_changes_the_chart_and_its_link_keeps_it(opened):
-    page = opened("statuses")
+    page = opened("h100")
     page.select_option("#pick-pass", "forward")
     first = page.inner_text("#head"), page.inner_text("#plot")
     page.select_option("#pick-pass", "forward + backward")
@@ -93,13 +95,13 @@ def test_a_selection_changes_the_chart_and_its_link_keeps_it(opened):
     assert (page.inner_text("#head"), page.inner_text("#plot")) != first
     assert "forward + backward" in page.inner_text("#head")
     assert "peak memory" in page.inner_text("#plot")
-    again = opened("statuses", page.evaluate("location.hash"))
+    again = opened("h100", page.evaluate("location.hash"))
     assert again.input_value("#pick-view") == "peak memory over T"
     assert again.inner_text("#head") == page.inner_text("#head")
 
 
 def test_every_selection_draws(opened, written):
-    page = opened("statuses")
+    page = opened("h100")
     for view in page.locator("#pick-view option").all_inner_texts():
         page.select_option("#pick-view", view)
         for size in page.locator("#pick-size option").all_inner_texts():
@@ -162,9 +164,9 @@ def test_other_shapes_are_answered_by_the_grid_or_by_the_command(opened, written
 
 
 def test_filters_sorting_and_pages_of_the_table(opened, written):
-    page = opened("many", "#open=fold-rows")
+    page = opened("h100", "#open=fold-rows")
     page.click("#clear")
-    held = Page(written["many"].read_text())
+    held = Page(written["h100"].read_text())
     total = len(held.columns["pass"]["values"])
     assert page.inner_text("#count") == f"1 to 50 of {total} rows"
     page.click("#next")
@@ -187,9 +189,9 @@ def test_filters_sorting_and_pages_of_the_table(opened, written):
 
 
 def test_only_this_and_hide_act_on_chart_and_table(opened, written, tmp_path):
-    page = opened("statuses", "#open=fold-rows")
+    page = opened("h100", "#open=fold-rows")
     page.click("#clear")
-    held = Page(written["statuses"].read_text())
+    held = Page(written["h100"].read_text())
     name, label = page.evaluate("(({ meta, name }) => [meta, name])(plot.data.find(({ name, meta }) => name && meta))")
     assert label in texts(page, "#plot .legendtext")
     names = [held.cell("implementation", n) for n in range(len(held.columns["pass"]["values"]))]
