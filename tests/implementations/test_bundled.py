@@ -111,11 +111,6 @@ def test_a_wrong_oracle_is_found_out():
         ("step_exp", {}, "cpu", "computes single steps: the pass must be decode"),
         ("hopper_sig", {}, "cuda", "takes bfloat16 and float16, not float32"),
         ("hopper_mamba2", {"dtype": "bfloat16", "d_qk": 64, "d_hv": 64}, "cuda", None),
-        (
-            {"chunk_size": 40},
-            "cuda",
-            "takes a chunk_size that is a multiple of 16, its smallest tile, not 40",
-        ),
         ("tfla_sig_xl", {}, "cuda", None),
         ("tfla_sig_xl", {}, "cpu", "needs a CUDA device"),
         ("tfla_sig_xl", {"dtype": "float64"}, "cuda", "takes bfloat16, float16 and float32, not float64"),
