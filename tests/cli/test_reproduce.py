@@ -31,6 +31,7 @@ def row(point: Point, status: str = "ok", ms: float = 2.0) -> Row:
         "run_id": "run",
         "point": point.id,
         "implementation": impl.name,
+        "kernel_version": impl.version,
         **{name: getattr(impl, name) for name in ("title", "family", "gate", "formulation", "package")},
         **asdict(point.problem),
         "device": H200,
