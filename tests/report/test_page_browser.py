@@ -193,13 +193,13 @@ def test_only_this_and_hide_act_on_chart_and_table(opened, written, tmp_path):
     page.click("#clear")
     held = Page(written["h100"].read_text())
     name, label = page.evaluate("(({ meta, name }) => [meta, name])(plot.data.find(({ name, meta }) => name && meta))")
-    assert label in texts(page, "#plot .legendtext")
+    assert label in page.locator("#plot .legendtext").all_text_contents()
     names = [held.cell("implementation", n) for n in range(len(held.columns["pass"]["values"]))]
     shown = "plot.data.filter(({ meta, visible }) => meta && visible).map(({ meta }) => meta)"
     page.select_option("#kernel", name)
     page.click("#hide")
     assert name not in page.evaluate(shown)
-    assert label not in texts(page, "#plot .legendtext")
+    assert label not in page.locator("#plot .legendtext").all_text_contents()
     assert page.inner_text("#count").endswith(f"of {len(names) - names.count(name)} rows")
     page.select_option("#kernel", name)
     page.click("#only")

@@ -41,7 +41,6 @@ def jobs() -> Iterator[tuple[str, Callable[[], Any]]]:
     import compile_gla
     import compile_hopper
     import compile_tfla
-    from triton.runtime.jit import JITFunction
 
     for shape in SHAPES:
         for name in compile_hopper.every_kernel(*map(int, shape.split("/"))):
@@ -52,10 +51,7 @@ def jobs() -> Iterator[tuple[str, Callable[[], Any]]]:
             name = f"tfla {number} {n} {launch[0].__name__}"
             yield name, lambda launch=launch, sm=sm: compile_tfla.compiled(launch, sm)
     for name, case in compile_gla.CASES.items():
-        run, architecture = JITFunction.run, compile_gla.device.architecture
-        launches = compile_gla.launches(*case)
-        JITFunction.run, compile_gla.device.architecture = run, architecture  # type: ignore[method-assign]
-        for n, launch in enumerate(launches):
+        for n, launch in enumerate(compile_gla.launches(*case)):
             kernel = f"gla {name} {n} {launch[0].__name__}"
             yield kernel, lambda launch=launch: compile_tfla.compiled(launch, 90)
 
