@@ -305,9 +305,9 @@ def mamba2_ssd_step(
         dt = dt.to(torch.promote_types(dt.dtype, torch.float32)) + dt_bias
     skip, wide = (D, None) if D is None or D.dim() == 1 else (None, D)
     options.setdefault("scale", 1.0)
+    plain = options.get("implementation") == "reference"
     y = compute_step(C, B, x, A, dt, state, gate, cast("StepOptions", options), skip=skip)
     z = None if z is None else z[:, :, None]
-    plain = options.get("implementation") == "reference"
     with torch.no_grad():
         return skip_and_gate(y[:, :, None], x[:, :, None], wide, z, head_axis=1, plain=plain)[:, :, 0]
 
