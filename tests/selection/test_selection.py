@@ -234,3 +234,33 @@ def test_a_preset_that_cannot_be_read_or_followed(tmp_path):
     with pytest.raises(InputError, match="has protocol 'shorter'; did you mean short"):
         Request(str(path)).select("cpu")
     assert Request(str(path)).select("cuda").protocol.name == "standard"
+
+
+def test_a_csv_file_has_a_shape_a_line(tmp_path):
+    path = tmp_path / "shapes.csv"
+    path.write_text("seq_len, d_qk, d_hv, heads, dtype\n64, 16, 32, 2, float32\n\n128, 32, 32, 1,\n")
+    preset = presets.load_preset(str(path))
+    sizes = [p.problem for p in select_points(preset, {}, ["reference_sig"], "cpu")]
+    assert [(p.seq_len, p.d_qk, p.d_hv, p.heads, p.dtype) for p in sizes] == [
+        (64, 16, 32, 2, "float32"),
+        (128, 32, 32, 1, Problem(1, 1, 1, 1, 1).dtype),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("seq_len,d_qk,d_hv\n64,16,16\n64,16\n", "line 3: it has not as many cells as the first line"),
+        ("seq_len,d_qk,d_hv\n64,16,16,8\n", "line 2: it has not as many cells as the first line"),
+        ("seq_len,head_dim\n64,16\n64,0\n", "line 3: head_dim is 0: it must be at least 1"),
+        ("seqlen,head_dim\n64,16\n", "line 2: unknown axis 'seqlen'; did you mean seq_len"),
+        ("seq_len\n64\n", "line 2: d_qk is not set"),
+        ("seq_len,head_dim\n", "it has no shapes"),
+    ],
+)
+def test_a_csv_file_that_has_no_shapes(tmp_path, text, message):
+    path = tmp_path / "shapes.csv"
+    path.write_text(text)
+    with pytest.raises(InputError) as error:
+        presets.load_preset(str(path))
+    assert str(error.value).startswith(f"preset {path}: {message}")

@@ -201,3 +201,37 @@ def _lanes_say(gpu: hardware.Gpu) -> float:
     assert gpu.float32_flops_per_s
     lanes = 64 if gpu.name.startswith(("V100", "A100")) else 128
     return 2 * lanes * gpu.multiprocessors * gpu.clock_hz / gpu.float32_flops_per_s
+
+
+GPU = 'name = "B300"\npeak_tflops = 2500\nbandwidth_tbs = 8.0\ncapability = "10.0"\nl2_mib = 126\nmemory_gb = 288\n'
+
+
+def test_a_gpu_is_a_file_too(tmp_path):
+    path = tmp_path / "b300.toml"
+    path.write_text(GPU)
+    gpu = hardware.find(str(path))
+    assert (gpu.name, gpu.ceilings.flops_per_s, gpu.ceilings.bytes_per_s) == ("B300", 2.5e15, 8e12)
+    assert (gpu.memory_bytes, gpu.l2_bytes, gpu.capability) == (288e9, 126 * 2**20, (10, 0))
+    assert gpu.shared_memory_bytes == hardware.find("B200").shared_memory_bytes
+    path.write_text(GPU + "shared_memory_kib = 64\n")
+    assert hardware.find(str(path)).shared_memory_bytes == 64 * 1024
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("8.0", "-1"), "bandwidth_tbs is -1: it must be a positive number"),
+        (("8.0", '"8"'), "bandwidth_tbs is '8': it must be a positive number"),
+        (("bandwidth_tbs = 8.0", ""), "no bandwidth_tbs: peak_tflops and bandwidth_tbs must be there"),
+        (("l2_mib", "l2"), "unknown field 'l2': a GPU has name, capability, peak_tflops"),
+        (('"10.0"', '"hopper"'), "capability is 'hopper': it must be one of CUDA"),
+    ],
+)
+def test_a_file_that_is_no_gpu(tmp_path, change, message):
+    path = tmp_path / "mine.toml"
+    path.write_text(GPU.replace(*change))
+    with pytest.raises(InputError) as error:
+        hardware.find(str(path))
+    assert str(error.value).startswith(f"GPU {path}: {message}")
+    with pytest.raises(InputError, match="cannot be read"):
+        hardware.find(str(tmp_path / "nowhere.toml"))

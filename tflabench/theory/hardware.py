@@ -11,10 +11,11 @@ import fcntl
 import json
 import os
 import re
+import tomllib
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Literal
@@ -73,7 +74,8 @@ class Gpu:
         capability: CUDA compute capability; None where not known, and for GPUs of others.
         source: of multiprocessors and L2.
         note: what a reader might argue about.
-        shared_memory_bytes: that a block (a program of Triton's) can have if it asks for it; follows from `capability`.
+        shared_memory_bytes: that a block (a program of Triton's) can have if it asks for it; None for that of the
+            `capability`.
     """
 
     name: str
@@ -89,11 +91,11 @@ class Gpu:
     device: str | None = None
     source: str = ""
     note: str = ""
-    shared_memory_bytes: int | None = field(init=False)
+    shared_memory_bytes: int | None = None
 
     def __post_init__(self) -> None:
-        shared = SHARED_MEMORY_BYTES.get(self.capability) if self.capability else None
-        object.__setattr__(self, "shared_memory_bytes", shared)
+        if self.capability and self.shared_memory_bytes is None:
+            object.__setattr__(self, "shared_memory_bytes", SHARED_MEMORY_BYTES.get(self.capability))
 
 
 def _datasheet(tflops: float, tbs: float, source: str) -> Ceilings:
@@ -238,9 +240,13 @@ def table_18() -> tuple[Gpu, ...]:
 def find(name: str) -> Gpu:
     """Return the GPU of a name or alias, whatever its case and punctuation; "paper-H100" is of the paper's Table 18.
 
+    A name that ends in .toml is a file of the fields of `FILE_FIELDS`.
+
     Raises:
-        InputError: no such GPU, with the nearest names.
+        InputError: no such GPU, with the nearest names, or a file that describes none.
     """
+    if name.endswith(".toml"):
+        return _of_file(Path(name))
     gpus = {_plain(n): gpu for gpu in KNOWN for n in (gpu.name, *gpu.aliases)}
     if _plain(name).startswith("paper"):
         gpus = {_plain(gpu.name): gpu for gpu in table_18()}
@@ -248,7 +254,48 @@ def find(name: str) -> Gpu:
         return gpu
     near = dict.fromkeys(gpus[key].name for key in difflib.get_close_matches(_plain(name), gpus, n=3, cutoff=0.5))
     hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(gpu.name for gpu in KNOWN)}"
-    raise InputError(f"no GPU is called {name!r}; {hint} (any other: give its peak rate and bandwidth)")
+    raise InputError(f"no GPU is called {name!r}; {hint} (any other: a .toml file, or its two ceilings)")
+
+
+# A GPU in a TOML file: the attribute of `Gpu` or `Ceilings` that a field sets, and its unit in that of the attribute.
+FILE_FIELDS = {
+    "peak_tflops": ("flops_per_s", 1e12),
+    "bandwidth_tbs": ("bytes_per_s", 1e12),
+    "memory_gb": ("memory_bytes", 1e9),
+    "multiprocessors": ("multiprocessors", 1),
+    "l2_mib": ("l2_bytes", MiB),
+    "shared_memory_kib": ("shared_memory_bytes", KiB),
+    "float32_tflops": ("float32_flops_per_s", 1e12),
+    "clock_ghz": ("clock_hz", 1e9),
+}
+
+
+def _of_file(path: Path) -> Gpu:
+    """Return the GPU that a TOML file describes: `FILE_FIELDS`, a `name` and a `capability` such as "9.0".
+
+    Raises:
+        InputError: it cannot be read, or a field is unknown, missing, or no positive number.
+    """
+    try:
+        fields = tomllib.loads(path.read_text(encoding="utf-8"))
+        name, capability = str(fields.pop("name", path.stem)), fields.pop("capability", None)
+        if unknown := fields.keys() - FILE_FIELDS.keys():
+            raise InputError(f"unknown field {min(unknown)!r}: a GPU has name, capability, {', '.join(FILE_FIELDS)}")
+        if lacking := {"peak_tflops", "bandwidth_tbs"} - fields.keys():
+            raise InputError(f"no {min(lacking)}: peak_tflops and bandwidth_tbs must be there")
+        for key, value in fields.items():
+            if type(value) not in (int, float) or not 0 < value < float("inf"):
+                raise InputError(f"{key} is {value!r}: it must be a positive number")
+        if capability is not None and not re.fullmatch(r"\d+\.\d", str(capability)):
+            raise InputError(f'capability is {capability!r}: it must be one of CUDA, such as "9.0"')
+    except OSError as error:
+        raise InputError(f"GPU {path} cannot be read ({error.strerror}): name a TOML file") from None
+    except ValueError as error:  # of TOML, of its encoding, and InputError
+        raise InputError(f"GPU {path}: {error}") from None
+    values = {FILE_FIELDS[key][0]: type(value)(value * FILE_FIELDS[key][1]) for key, value in fields.items()}
+    ceilings = Ceilings(values.pop("flops_per_s"), values.pop("bytes_per_s"), "given", str(path))
+    major, minor = map(int, str(capability).split(".")) if capability is not None else (0, 0)
+    return Gpu(name, ceilings, source=str(path), capability=(major, minor) if capability else None, **values)
 
 
 def from_device_name(device: str) -> Gpu | None:

@@ -75,7 +75,7 @@ Preset = Annotated[
     option(
         WHAT,
         "NAME|FILE",
-        "Take the sizes of a preset of `tflabench list`, or of a .toml file.",
+        "Take the sizes of a preset of `tflabench list`, or of a .toml or .csv file.",
         autocompletion=complete.presets,
     ),
 ]
@@ -158,7 +158,7 @@ GpuName = Annotated[
     option(
         CHIP,
         "NAME",
-        "Take this GPU of `tflabench gpus`.",
+        "Take this GPU of `tflabench gpus`, or that of a .toml file.",
         autocompletion=complete.gpus,
         show_default="this machine's, else H100",
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from typing import Any, NamedTuple, get_args
 from tflabench.implementations import registry
 from tflabench.implementations.adapter import Family, Implementation
 from tflabench.problem import InputError
-from tflabench.selection.axes import Values, overlay, parse_axes
+from tflabench.selection.axes import Values, overlay, parse_axes, resolve
 
 
 class Field(NamedTuple):
@@ -85,33 +86,67 @@ def preset_names() -> list[str]:
 
 
 def load_preset(name: str) -> Preset:
-    """Return the preset of this name, or that of a TOML file.
+    """Return the preset of this name, or that of a TOML or CSV file.
 
-    A file has a `title`, `axes` that all groups share, and a list of groups: `[[group]]` with the fields of `Group`
-    and its axes. `protocol = { cpu = "short" }` names other rules of measuring by kind of device.
+    A TOML file has a `title`, `axes` that all groups share, and a list of groups: `[[group]]` with the fields of
+    `Group` and its axes. `protocol = { cpu = "short" }` names other rules of measuring by kind of device. A CSV file
+    names axes, and fields of `Group`, in its first line; each further line is a shape, and a group. An empty cell is
+    not set.
 
     Args:
-        name: of a bundled preset, or the path of a file that ends in .toml.
+        name: of a bundled preset, or the path of a file that ends in .toml or .csv.
 
     Raises:
         InputError: no such preset, with the nearest names; or a file that cannot be read, or that is no preset.
     """
-    if name.endswith(".toml"):
+    if name.endswith((".toml", ".csv")):
         return _of_file(Path(name))
     if name not in preset_names():
-        hint = f"{registry.nearest(name, preset_names())}; a file must end in .toml"
+        hint = f"{registry.nearest(name, preset_names())}; a file must end in .toml or .csv"
         raise InputError(f"unknown preset {name!r}; {hint}")
     table = tomllib.loads((files("tflabench.selection.presets") / f"{name}.toml").read_text(encoding="utf-8"))
     return _preset(name, table)
 
 
 def _of_file(path: Path) -> Preset:
+    read = _of_shapes if path.suffix == ".csv" else _of_toml
     try:
-        return _preset(path.stem, tomllib.loads(path.read_text(encoding="utf-8")))
+        return read(path.stem, path.read_text(encoding="utf-8-sig"))
     except OSError as error:
-        raise InputError(f"preset {path} cannot be read ({error.strerror}): name a TOML file") from None
-    except ValueError as error:  # of TOML, of its encoding, and InputError
+        raise InputError(f"preset {path} cannot be read ({error.strerror}): name a TOML or CSV file") from None
+    except (ValueError, csv.Error) as error:  # of TOML, of its encoding, and InputError
         raise InputError(f"preset {path}: {error}") from None
+
+
+def _of_toml(name: str, text: str) -> Preset:
+    return _preset(name, tomllib.loads(text))
+
+
+def _of_shapes(name: str, text: str) -> Preset:
+    """Return the preset of a CSV file, a shape a line.
+
+    Raises:
+        InputError: a line that is no shape, by its number, or no shapes.
+    """
+    reader = csv.DictReader(text.splitlines(), restval=None, skipinitialspace=True, strict=True)
+    groups: list[Group] = []
+    for cells in reader:
+        try:
+            if None in cells or None in cells.values():
+                raise InputError(
+                    f"it has not as many cells as the first line, which has {len(reader.fieldnames or ())}"
+                )
+            entry = {field.strip(): cell.strip() for field, cell in cells.items() if cell.strip()}
+            group = _preset(name, {"title": name, "group": [entry]}).groups[0]
+            resolve({axis: values[0] for axis, values in group.axes.items()})
+        except InputError as error:
+            raise InputError(f"line {reader.line_num}: {error}") from None
+        groups.append(group)
+    if not groups:
+        raise InputError(
+            "it has no shapes: its first line must name axes, such as seq_len,d_qk,d_hv, and each other a shape"
+        )
+    return Preset(name, f"Shapes of {name}", tuple(groups), {})
 
 
 def _preset(name: str, table: Mapping[str, Any]) -> Preset:
