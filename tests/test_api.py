@@ -74,7 +74,7 @@ def test_the_best_chunk_size_refuses_what_the_command_does():
         ({"gpu": 3}, "gpu is 3: it must be a string"),
         ({"d_qk": "256"}, "d_qk is '256': it must be a whole number"),
         ({"d_hv": True}, "d_hv is True: it must be a whole number"),
-        ({"memory_budget": "1MiB"}, "memory_budget is 1 MiB: it must be at least"),
+        ({"memory_budget": "1MiB"}, "memory_budget is 1.0 MiB: it must be at least"),
     )
     for options, message in cases:
         with pytest.raises(InputError, match=message):

@@ -129,3 +129,10 @@ def parse_bytes(name: str, text: str) -> int:
     if size > LARGEST_BYTES:
         raise InputError(f"{name} is {text!r}: it must be at most {LARGEST_BYTES >> 50} PiB")
     return size
+
+
+def size_in_words(size: float) -> str:
+    """Return a number of bytes in words: "8.00 GiB", "3.0 MiB", "10 bytes"."""
+    if size >= 2**20:
+        return f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"
+    return f"{size / 2**10:.1f} KiB" if size >= 2**10 else f"{size:.0f} bytes"

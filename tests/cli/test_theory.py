@@ -87,6 +87,23 @@ class TestOptimalChunk:
         assert run(*PAPER, "--dtype", "float32", "--peak-tflops", "67").stderr == ""
         assert run(*PAPER, "--dtype", "float16").stderr == ""
 
+    def test_the_best_of_the_table_is_marked_and_the_first_line_is_of_powers_of_two(self):
+        first, *lines = output(*PAPER, "--chunk-size", "640").splitlines()
+        assert first.startswith("Of the powers of two, L = 512 takes the least upper time")
+        assert [line.split()[0] for line in lines if line.endswith("least")] == ["640"]
+        assert document(*PAPER, "--tile", "128")["chunk_sizes"][0]["chunk_size"] == 128
+
+    def test_the_first_line_says_that_fused_kernels_need_no_such_l(self):
+        first = output(*PAPER).partition("\n\n")[0]
+        assert "hopper_sig needs no such L: it cuts T into 1 segment of 8192" in " ".join(first.split())
+        first = output("optimal-chunk", "--gpu", "A100").partition("\n\n")[0]
+        assert "our tfla_sig_xl would run with L = " in " ".join(first.split())
+
+    def test_small_sizes_are_told_in_small_units(self):
+        tiny = ["--batch", "1", "--heads", "1", "--seq-len", "64", "--d-qk", "16", "--d-hv", "16"]
+        assert " KiB" in output("optimal-chunk", *tiny)
+        refused(["optimal-chunk", *tiny, "--memory-budget", "10"], "memory_budget is 10 bytes")
+
     def test_the_papers_equations_are_claimed_only_where_they_hold(self):
         assert "(eq. 121)" in output(*PAPER, "--details")
         for other in (["--gate", "exp"], ["--pass", "fwbw"], ["--counts", "exact"]):
@@ -186,7 +203,9 @@ class TestRoofline:
     def test_overlay_draws_measured_rows_on_the_roof_of_their_gpu(self, tmp_path):
         got = document("roofline", "--overlay", stored(tmp_path / "rows"), "--out", "over.svg")
         assert [gpu["name"] for gpu in got["gpus"]] == ["H200 SXM"]
-        assert got["measured"] == [{"label": "tfla_sig_xl", "intensity": 80.0, "flops_per_s": pytest.approx(2e14)}]
+        (point,) = got["measured"]
+        assert (point["label"], point["intensity"], point["device"]) == ("tfla_sig_xl", 80.0, "NVIDIA H200")
+        assert point["flops_per_s"] == pytest.approx(2e14)
 
     def test_overlay_has_the_rows_of_the_pass_and_dtype(self, tmp_path):
         theory = {"model_flops": 4e11, "model_bytes": 5e9, "device": "NVIDIA H200"}

@@ -140,7 +140,7 @@ class TestRecommended:
 
     def test_a_budget_that_nothing_fits_says_how_much_would(self):
         tradeoff = Tradeoff(FIG_17, "sig", H100)
-        with pytest.raises(InputError, match=r"memory_budget is 1024 MiB: it must be at least (\d+) MiB") as error:
+        with pytest.raises(InputError, match=r"memory_budget is 1.00 GiB: it must be at least (\d+) MiB") as error:
             tradeoff.recommend(64, 2**30)
         enough = int(str(error.value).split("at least ")[1].split()[0])
         assert tradeoff.recommend(64, enough * 2**20) == 8192

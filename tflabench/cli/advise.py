@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from tflabench.bench.gpu_choice import chosen_gpu
 from tflabench.cli.common import app, options
-from tflabench.cli.common.console import emit, size_in_words
+from tflabench.cli.common.console import emit
 from tflabench.cli.common.paths import out_file, write_drawn
 from tflabench.conclusions.tables import FittedTable, TableColumn
-from tflabench.problem import DeviceKind, InputError, Problem
+from tflabench.problem import DeviceKind, InputError, Problem, size_in_words
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -29,17 +29,6 @@ LONGEST_ON_CPU_S = 120
 USUAL_CPU = (1.0, 0.1)  # TFLOP/s and TB/s: what to expect of one whose ceilings are not measured
 MOST_TOKENS = 2**36  # of a step
 LEAST_CALLS = 15  # of a measured choice: rounds, warm-ups, samples, check
-FUSED_CAVEAT = (
-    "For the fused kernels (hopper_*) this model is off by 9 to 10% in the median and by up to half "
-    "(docs/decisions/2026-11-24-model-held-out.md): measure before you rely on it."
-)
-
-
-BOUND_CAVEAT = (
-    "The calibrated model does not know tfla_gla_xl: its time is the paper's upper bound, which leaves out pointwise "
-    "work, launches and products made twice."
-)
-
 Sequences = Annotated[
     int | None,
     options.option(
@@ -62,6 +51,7 @@ TOP = "Print, and with --measure measure, so many choices."
 Top = Annotated[int, options.option(options.OUTPUT, "N", TOP, min=1, max=options.MOST_CHOICES)]
 
 
+BOUND = "The published bound knows no pointwise work, no launches and no products that are made twice."
 Ranking = Callable[["Gpu", DeviceKind], "Advice"]  # of all choices on a device, by theory
 
 
@@ -234,8 +224,7 @@ def _notes(advice: Advice, here: Machine, measured: bool) -> list[str]:
         *_recommendation(advice),
         *([f"Of the {chip.name}: {chip.note.rstrip('.')}."] if chip.note else []),
         f"Times: {' and '.join(sources)}, at {ceilings}.",
-        *([BOUND_CAVEAT] if any(choice.kernel.name == "tfla_gla_xl" for choice in advice.ranked) else []),
-        *([FUSED_CAVEAT] if any(choice.kernel.algorithm == "fused" for choice in advice.ranked) else []),
+        *([BOUND] if "published bound" in sources else []),
         "Memory: the kernels' tensors and what a forward keeps for its backward, by count; a model needs more.",
     ]
 
@@ -257,16 +246,16 @@ def _recommendation(advice: Advice) -> list[str]:
     from tflabench.theory import held_out
 
     best = advice.ranked[0]
-    name, algorithm, error = _name(best), best.kernel.algorithm, advice.error(best)
+    name, modelled, error = _name(best), best.kernel.modelled, advice.error(best)
     predicted = f"{name}: predicted {best.call_s * 1e3:.3g} ms a call"
-    if error is None or algorithm is None:
+    if error is None or modelled is None:
         sentence = f"{predicted}; no held-out error of this model is stored."
     else:
         sentence = (
             f"{predicted}, +-{error.median:.0%} (held out: {error.rows} rows of {held_out.with_article(error.gpu)}), "
             f"worst {error.worst:+.0%}."
         )
-        if fitted := held_out.in_sample_error(algorithm):
+        if fitted := held_out.in_sample_error(modelled.algorithm):
             sentence += (
                 f" On {held_out.with_article(fitted.gpu)}, where its one constant was fitted, the median error is "
                 f"{fitted.median:.0%} ({fitted.rows} rows, of more shapes)."
@@ -362,7 +351,7 @@ def _row(advice: Advice, choice: Candidate) -> dict[str, Any]:
     error = advice.error(choice)
     return {
         "implementation": choice.kernel.name,
-        "gate": choice.kernel.gate,
+        "gate": choice.kernel.computes,
         "chunk_size": choice.problem.chunk_size,
         "batch": choice.problem.batch,
         "call_ms": choice.call_s * 1e3,

@@ -12,9 +12,9 @@ import typer
 
 from tflabench.cli.common import options
 from tflabench.cli.common.app import cache
-from tflabench.cli.common.console import Unwrapped, emit, size_in_words
+from tflabench.cli.common.console import Unwrapped, emit
 from tflabench.conclusions.tables import FittedTable, TableColumn
-from tflabench.problem import InputError, one_of
+from tflabench.problem import InputError, one_of, size_in_words
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from itertools import chain
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from tflabench.bench.gpu_choice import chosen_gpu
 from tflabench.cli.common import app, options
-from tflabench.cli.common.console import PASS_NAMES, emit, stdout
+from tflabench.cli.common.console import PASS_NAMES, emit
 from tflabench.cli.common.paths import out_file, write_drawn
 from tflabench.conclusions.tables import FittedTable, TableColumn
-from tflabench.problem import Problem, dtype_bytes, one_of
+from tflabench.problem import Problem, dtype_bytes, one_of, size_in_words
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -22,36 +21,14 @@ if TYPE_CHECKING:
 
 
 LEAST_SHOWN, MOST_SHOWN = 1 / 8, 8  # of the recommended L: the table without --details
-BESIDE_SKETCH = 21  # characters of its labels
-
-
-TILE = "Tile of the kernel: L is a multiple of it."
+TILE = "Tile of the kernel: L is a power of two from it."
 Tile = Annotated[
     int | None,
     options.option(options.MODEL, "N", TILE, show_default="64, or less for a short T"),
 ]
 Reported = Annotated[int | None, options.option(options.OUTPUT, "N", "Report this L too.")]
-DETAILS = "Print every L, the optima of the paper's equations and of the kernels, and the curve."
+DETAILS = "Print every L, and the optima of the paper's equations and of the kernels."
 Details = Annotated[bool, options.option(options.OUTPUT, None, DETAILS, "--details")]
-
-
-@dataclass(frozen=True)
-class _Answer:
-    """The answer to a question.
-
-    Attributes:
-        title: the problem and the model, in one line.
-        tile: of the kernel; L is a multiple of it.
-        recommended: the L of least upper time within the budget.
-        chunk_size: another L to report.
-        document: all of it, as --json prints it.
-    """
-
-    title: str
-    tradeoff: Tradeoff
-    recommended: int
-    chunk_size: int | None
-    document: dict[str, Any]
 
 
 @app.command("optimal-chunk")
@@ -118,7 +95,7 @@ def optimal_chunk(  # noqa: PLR0913  options
         write_drawn(runtime_over_chunk_size(tradeoff, recommended, title, memory_budget), plot)
 
     kernels = kernel_chunks.optima(problem, gate, chip, tile, recommended)
-    sizes = {2**n for n in range(4, seq_len.bit_length())} | {recommended} | ({chunk_size} if chunk_size else set())
+    sizes = {2**n for n in range(4, seq_len.bit_length()) if 2**n >= tile} | {recommended, chunk_size or recommended}
     best = _at(tradeoff, recommended)
     document = {
         "flop_optimal": tradeoff.flop_optimal,
@@ -140,53 +117,62 @@ def optimal_chunk(  # noqa: PLR0913  options
         "causal_factor": causal_factor,
         "state_bytes": tradeoff.state_bytes,
     }
-    answer = _Answer(title, tradeoff, recommended, chunk_size, document)
-    emit(document, chain(_short(answer), _details(answer) if details else ()), as_json)
+    emit(document, _text(title, tradeoff, document, chunk_size, details), as_json)
 
 
-def _short(answer: _Answer) -> Iterator[RenderableType]:
-    """Yield the answer in one sentence, then a small table."""
+def _text(
+    title: str, tradeoff: Tradeoff, document: dict[str, Any], chunk_size: int | None, details: bool
+) -> Iterator[RenderableType]:
+    """Yield the answer in one sentence, a table of chunk sizes, and with `details` the optima by equation and kernel.
+
+    Args:
+        chunk_size: another L to report.
+    """
     from rich.text import Text
 
-    document, tradeoff = answer.document, answer.tradeoff
-    kernel, (low, high) = document["kernel"], tradeoff.within()
-    ours = (
-        f"our {kernel['implementation']} would run with L = {kernel['chunk_size']}"
-        if kernel["implementation"]
-        else f"no kernel of ours runs there ({kernel['refused']})"
-    )
-    fits = "" if document["memory_budget_bytes"] is None else " that fits"
+    recommended, rows, (low, high) = document["recommended"], document["chunk_sizes"], tradeoff.within()
+    fits = "" if document["memory_budget_bytes"] is None else " that fit"
     yield Text(
-        f"L = {answer.recommended} takes the least time{fits} in theory on {document['gpu']['name']}: "
-        f"{document['predicted_ms_lower']:.3g} to {document['predicted_ms_upper']:.3g} ms, "
-        f"{document['memory_bytes'] / 2**30:.2f} GiB; {ours}.",
+        f"Of the powers of two{fits}, L = {recommended} takes the least upper time in theory on "
+        f"{document['gpu']['name']}: {document['predicted_ms_lower']:.3g} to {document['predicted_ms_upper']:.3g} ms, "
+        f"{size_in_words(document['memory_bytes'])}; {_ours(document)}.",
         style="bold green",
     )
-    yield f"\n{answer.title}"
-    yield _table(
-        answer,
-        [
-            row
-            for row in document["chunk_sizes"]
-            if LEAST_SHOWN <= row["chunk_size"] / answer.recommended <= MOST_SHOWN
-            or row["chunk_size"] == answer.chunk_size
-        ],
-    )
-    yield f"The upper time is within 5% of its least from L = {low} to {high}; --details says more."
-
-
-def _details(answer: _Answer) -> Iterator[RenderableType]:
-    """Yield every L, the optima by equation and by kernel, and the curve."""
-    from tflabench.cli.common.sketch import sketch
-    from tflabench.theory.cost import GATES
-
-    document, tradeoff = answer.document, answer.tradeoff
-    ceilings, (low, high) = tradeoff.ceilings, tradeoff.within()
+    yield f"\n{title}"
+    near = [
+        row
+        for row in rows
+        if LEAST_SHOWN <= row["chunk_size"] / recommended <= MOST_SHOWN or row["chunk_size"] == chunk_size
+    ]
+    yield _table(tradeoff, rows if details else near, {chunk_size: "asked for", recommended: "recommended"})
+    least = f"The upper time is least at L = {tradeoff.runtime_optimal:.1f} and within 5% of it from {low} to {high}"
+    if not details:
+        yield f"{least}; --details says more."
+        return
+    ceilings = tradeoff.ceilings
     yield (
-        f"\n{ceilings.flops_per_s / 1e12:g} TFLOP/s, {ceilings.bytes_per_s / 1e12:g} TB/s, "
+        f"{ceilings.flops_per_s / 1e12:g} TFLOP/s, {ceilings.bytes_per_s / 1e12:g} TB/s, "
         f"I_acc {ceilings.intensity:.1f} FLOP/B ({ceilings.provenance}: {ceilings.source})"
     )
-    yield _table(answer, document["chunk_sizes"])
+    yield from _optima(tradeoff, document)
+
+
+def _ours(document: dict[str, Any]) -> str:
+    """Return which kernel of ours would run there, and what L is to it."""
+    kernel, fused = document["kernel"], document["fused"]
+    if not kernel["implementation"]:
+        return f"no kernel of ours runs there ({kernel['refused']})"
+    if fused and kernel["chunk_size"] == fused["chunk_size"]:
+        segments = f"{fused['segments']} segment{'s' if fused['segments'] > 1 else ''}"
+        return f"our {kernel['implementation']} needs no such L: it cuts T into {segments} of {kernel['chunk_size']}"
+    return f"our {kernel['implementation']} would run with L = {kernel['chunk_size']}"
+
+
+def _optima(tradeoff: Tradeoff, document: dict[str, Any]) -> Iterator[str]:
+    """Yield the best L by equation and by kernel, a line each."""
+    from tflabench.theory.cost import GATES
+
+    low, high = tradeoff.within()
     printed = GATES[tradeoff.gate].optimum_printed and (tradeoff.problem.pass_, tradeoff.counts) == ("fw", "published")
     eq_111, eq_121 = ("eq. 111", "eq. 121") if printed else ("as eq. 111", "as eq. 121")
     yield f"{f'fewest FLOPs ({eq_111})':30}L = {tradeoff.flop_optimal:.1f}"
@@ -204,33 +190,25 @@ def _details(answer: _Answer) -> Iterator[RenderableType]:
             f"{'fused kernels, all overlapped':30}L = {fused['chunk_size']}: {fused['predicted_ms_lower']:.3g} ms, "
             f"{fused['segments']} segment{'s' if fused['segments'] > 1 else ''}; waves of programs: {waves}"
         )
-    yield ""
-    console = stdout()
-    yield from sketch(
-        tradeoff,
-        answer.recommended,
-        width=min(60, console.width - BESIDE_SKETCH),
-        ascii_only=console.options.ascii_only,
-    )
 
 
-def _table(answer: _Answer, rows: Sequence[dict[str, Any]]) -> FittedTable:
-    """Return a row an L: time between bounds, intensity, memory."""
-    low, high = answer.tradeoff.within()
-    marks = {answer.chunk_size: "asked for", answer.recommended: "recommended"}
+def _table(tradeoff: Tradeoff, rows: Sequence[dict[str, Any]], marks: dict[int | None, str]) -> FittedTable:
+    """Return a row an L: time between bounds, intensity, memory, and what `marks` say of it."""
+    low, high = tradeoff.within()
+    least = min(row["ms_upper"] for row in rows)
 
     def mark(row: dict[str, Any]) -> str:
-        size = row["chunk_size"]
-        return marks.get(size, "within 5%" if low <= size <= high else "")
+        size, is_least = row["chunk_size"], "least" * (row["ms_upper"] == least)
+        return ", ".join(filter(None, (marks.get(size), is_least))) or ("within 5%" if low <= size <= high else "")
 
     columns = [
-        TableColumn("L", "chunk_size"),
+        TableColumn("L", "chunk_size", "d"),
         TableColumn("ms lower", "ms_lower", ".3g"),
         TableColumn("ms upper", "ms_upper", ".3g"),
         TableColumn("FLOP/B", "intensity", ".0f", drop=2),
         TableColumn("bound by", "bound", ">", drop=1),
-        TableColumn("GiB", lambda row: row["memory_bytes"] / 2**30, ".2f"),
-        TableColumn("", mark, ">"),
+        TableColumn("memory", lambda row: size_in_words(row["memory_bytes"]), ">"),
+        TableColumn("", mark, "<"),
     ]
     return FittedTable(columns, rows)
 

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from tflabench.figures.looks import Look
-    from tflabench.figures.theory import Measured
+    from tflabench.figures.source import Source
     from tflabench.theory.cost import Cost
     from tflabench.theory.hardware import Gpu
 
@@ -37,14 +36,6 @@ Gpus = Annotated[
         show_default="those of --overlay, else V100,A100,H100",
     ),
 ]
-
-
-class _Overlay(NamedTuple):
-    """Measured points, the known GPUs that they ran on, and the looks of their implementations."""
-
-    points: list[Measured]
-    gpus: list[str]
-    looks: dict[str, Look]
 
 
 class _Roofline(NamedTuple):
@@ -91,15 +82,15 @@ def roofline(  # noqa: PLR0913  options
     as_json: options.Json = False,
 ) -> None:
     """Draw the arithmetic intensity of chunk sizes under the rooflines of GPUs, with measured points laid over."""
-    from tflabench.figures.theory import roofline as draw
+    from tflabench.figures.roofline import counted, of_gpus
     from tflabench.theory.chunk_size import Tradeoff
     from tflabench.theory.cost import GATES
 
-    over = _measured_points(overlay, pass_, dtype) if overlay else _Overlay([], [], {})
+    over = _measured(overlay, pass_, dtype) if overlay else None
     if gpu or peak_tflops or bandwidth_tbs:
         chips = [chosen_gpu(name, dtype, peak_tflops, bandwidth_tbs) for name in (gpu.split(",") if gpu else [None])]
     else:
-        chips = [chosen_gpu(name, dtype) for name in over.gpus or ("V100", "A100", "H100")]
+        chips = [chosen_gpu(name, dtype) for name in (over and _gpus(over)) or ("V100", "A100", "H100")]
     sizes = _sizes(chunk_size)
     kind: Any = one_of("gate", gate, GATES)
     tradeoff = Tradeoff(
@@ -115,12 +106,15 @@ def roofline(  # noqa: PLR0913  options
         f"F_causal {causal_factor:g}"
     )
     drawn = _Roofline(title, chips, {size: tradeoff.cost(size) for size in sizes})
-    write_drawn(draw(chips, drawn.costs, title, over.points, over.looks), out)
+    write_drawn(of_gpus(chips, drawn.costs, title, over), out)
     document = {
         "file": str(out),
         "gpus": [asdict(chip) for chip in chips],
         "points": drawn.points,
-        "measured": [point._asdict() for point in over.points],
+        "measured": [
+            {"label": row.implementation, "intensity": row.intensity, "flops_per_s": row.rate, "device": row.device}
+            for row in (counted(over.rows).itertuples() if over else ())
+        ],
     }
     emit(document, _text(drawn), as_json)
 
@@ -161,29 +155,30 @@ def _text(drawn: _Roofline) -> Iterator[RenderableType]:
     yield "TFLOP/s that the roof allows at that intensity, and what bounds it."
 
 
-def _measured_points(folder: Path, pass_: str, dtype: str) -> _Overlay:
-    """Return the rows of a pass and dtype as points, the names of their GPUs, and how implementations look.
+def _measured(folder: Path, pass_: str, dtype: str) -> Source:
+    """Return the rows of a pass and dtype that were measured.
 
     Raises:
-        InputError: no row of that pass and dtype was measured.
+        InputError: there is none.
     """
-    from tflabench.figures.looks import looks
-    from tflabench.figures.theory import Measured
-    from tflabench.rows.load import find_results
-    from tflabench.rows.table import frame
-    from tflabench.theory import hardware
+    from tflabench.figures.source import Source
+    from tflabench.rows.load import Results, find_results
 
-    rows = [row for results in find_results(folder) for row in results.rows if row.status == "ok"]
+    found = find_results(folder)
+    rows = [row for results in found for row in results.rows if row.status == "ok"]
     there = dict.fromkeys(f"--pass {row.pass_} --dtype {row.dtype}" for row in rows)
     rows = [row for row in rows if (row.pass_, row.dtype) == (pass_, dtype)]
     if not rows:
         raise InputError(
             f"{folder} has no measured rows of --pass {pass_} --dtype {dtype}; it has {', '.join(there) or 'none'}"
         )
-    points = [
-        Measured(row.implementation, row.model_flops / row.model_bytes, row.model_flops / (row.ms_median * 1e-3))
-        for row in rows
-        if row.model_flops and row.model_bytes and row.ms_median
-    ]
-    known = [hardware.from_device_name(device) for device in dict.fromkeys(row.device for row in rows)]
-    return _Overlay(points, [gpu.name for gpu in known if gpu], looks(frame(rows)))
+    runs = {run: described for results in found for run, described in results.runs.items()}
+    return Source.of(Results(folder, tuple(rows), runs))
+
+
+def _gpus(source: Source) -> list[str]:
+    """Return the names of the known GPUs that rows ran on."""
+    from tflabench.theory import hardware
+
+    known = [hardware.from_device_name(device) for device in source.rows["device"].unique()]
+    return [gpu.name for gpu in known if gpu]

@@ -19,7 +19,7 @@ from tflabench.selection.points import Point
 from tflabench.theory import cost, fused, held_out, launches
 from tflabench.theory.hardware import Gpu
 from tflabench.theory.held_out import ModelError
-from tflabench.theory.prediction import AdvisedKernel, Source, predict
+from tflabench.theory.prediction import Source, predict
 from tflabench.theory.roofline import TimeBounds
 
 SMALLEST_CHUNK = 64
@@ -88,10 +88,9 @@ class Candidate:
         step_s: of all calls of a step, in all layers.
         memory_bytes: of all layers.
         largest_batch: that fits the memory allowed; None without a limit.
-        outside: why `call_s` is not between the bounds (see `prediction.why_outside`); None where it is, or measured.
     """
 
-    kernel: AdvisedKernel
+    kernel: Implementation
     problem: Problem
     call_s: float
     source: Source
@@ -100,12 +99,21 @@ class Candidate:
     step_s: float
     memory_bytes: float
     largest_batch: int | None
-    outside: str | None = None
 
     @property
     def fits(self) -> bool:
         """Return whether the memory allowed is enough."""
         return self.largest_batch is None or self.problem.batch <= self.largest_batch
+
+    @property
+    def outside(self) -> str | None:
+        """Return how far a modelled time is from the bounds; None where it is between them, or measured."""
+        lower, upper = map(float, self.bounds)
+        if self.source != "measured" and self.call_s > upper:
+            return f"{self.call_s / upper - 1:.0%} above its upper bound, which takes every tensor and product once"
+        if self.source != "measured" and self.call_s < lower:
+            return f"{1 - self.call_s / lower:.0%} below its lower bound, which counts more than its kernels do"
+        return None
 
     def measured(self, demand: Demand, call_s: float, peak_bytes: float) -> Candidate:
         """Return this choice with a measured time and peak of one call; what is kept between calls stays modelled."""
@@ -115,20 +123,19 @@ class Candidate:
             self,
             call_s=call_s,
             source="measured",
-            outside=None,
             step_s=demand.layers * self.calls * call_s,
             memory_bytes=needed.of_layers(demand.layers),
             largest_batch=_largest_batch(demand, needed, self.problem.batch),
         )
 
 
-def choices(demand: Demand, kernel: AdvisedKernel, chunk_sizes: Iterable[int | None], gpu: Gpu) -> list[Candidate]:
+def choices(demand: Demand, kernel: Implementation, chunk_sizes: Iterable[int | None], gpu: Gpu) -> list[Candidate]:
     """Every batch at every chunk size of a kernel, fitting or not; None for a kernel that takes no chunk size."""
     found = []
     for size in chunk_sizes:
         for batch in demand.batches:
             problem = demand.problem.with_(chunk_size=size, batch=batch)
-            predicted = predict(kernel, problem, gpu)
+            predicted = predict(kernel.modelled, kernel.count(problem), problem, gpu)
             needed = memory(kernel, problem)
             calls = math.ceil(demand.sequences / batch)
             found.append(
@@ -138,7 +145,6 @@ def choices(demand: Demand, kernel: AdvisedKernel, chunk_sizes: Iterable[int | N
                     call_s=predicted.seconds,
                     source=predicted.source,
                     bounds=predicted.bounds,
-                    outside=predicted.outside,
                     calls=calls,
                     step_s=demand.layers * calls * predicted.seconds,
                     memory_bytes=needed.of_layers(demand.layers),
@@ -150,9 +156,9 @@ def choices(demand: Demand, kernel: AdvisedKernel, chunk_sizes: Iterable[int | N
 
 def rank(found: Iterable[Candidate]) -> list[Candidate]:
     """Return the best fitting batch of every kernel and chunk size, by step time; then those that fit at no batch."""
-    best: dict[tuple[AdvisedKernel, int | None], Candidate] = {}
+    best: dict[tuple[str, int | None], Candidate] = {}
     for choice in found:
-        key = (choice.kernel, choice.problem.chunk_size)
+        key = (choice.kernel.name, choice.problem.chunk_size)
         if key not in best or _order(choice) < _order(best[key]):
             best[key] = choice
     return sorted(best.values(), key=_order)
@@ -170,25 +176,26 @@ def frontier(found: Sequence[Candidate], gain: float = 0.0) -> list[Candidate]:
     return kept
 
 
-def memory(kernel: AdvisedKernel, problem: Problem) -> CallMemory:
+def memory(kernel: Implementation, problem: Problem) -> CallMemory:
     """Return the memory of one call: tensors that it is given, makes and keeps."""
     p = problem
     heads = p.batch * p.heads
     steps = heads * p.seq_len
-    normalized = cost.GATES[kernel.counts].normalized
+    normalized = cost.GATES[kernel.counted_as].normalized
+    algorithm = kernel.modelled and kernel.modelled.algorithm
     group = kernel.modelled.group(p) if kernel.modelled else p.group
-    gates = cost.gate_elements(kernel.counts, p.d_qk)
+    gates = cost.gate_elements(kernel.counted_as, p.d_qk)
     given = steps * (2 * p.d_qk / group + p.d_hv + gates) * p.element_bytes  # q, k, v and gates
     made = steps * p.d_hv * p.element_bytes
     size = min(p.chunk_size or p.seq_len, p.seq_len)
-    if kernel.modelled and kernel.algorithm == "fused":
+    if kernel.modelled and algorithm == "fused":
         forward, backward = fused.planned(p, kernel.modelled, size)
         shapes = hopper.saved(launches.sizes(p, group), size, stabilised=normalized)
         saved = sum(map(math.prod, shapes)) * FLOAT32_BYTES
         works = backward.workspace_bytes(p.element_bytes) if backward else forward.workspace_bytes
     else:
-        elements = cost.state_elements(kernel.counts, p.d_qk, p.d_hv)
-        width = FLOAT32_BYTES if kernel.algorithm == "unpipelined" else p.element_bytes
+        elements = cost.state_elements(kernel.counted_as, p.d_qk, p.d_hv)
+        width = FLOAT32_BYTES if algorithm == "unpipelined" else p.element_bytes
         works = heads * math.ceil(p.seq_len / size) * elements * width * (2 if p.pass_ == "fwbw" else 1)
         saved = steps * FLOAT32_BYTES if normalized else 0  # 1 / denominator
         if kernel.workspace_bytes:
@@ -238,22 +245,16 @@ class Advice:
 
     def error(self, choice: Candidate) -> ModelError | None:
         """Return the error on held-out rows of the model behind a choice's time; None where there is none."""
-        algorithm = choice.kernel.algorithm
-        if choice.source != "calibrated model" or algorithm is None:
+        modelled = choice.kernel.modelled
+        if choice.source != "calibrated model" or modelled is None:
             return None
-        return held_out.held_out_error(algorithm, self.gpu)
-
-
-def advised(impl: Implementation) -> AdvisedKernel:
-    """Return an implementation as advice names it."""
-    computes, counts = impl.gate or impl.operation or "", impl.counts or impl.gate or "sig"
-    return AdvisedKernel(impl.name, computes, impl.modelled, impl.count, counts, impl.workspace_bytes)
+        return held_out.held_out_error(modelled.algorithm, self.gpu)
 
 
 def computed() -> tuple[str, ...]:
     """Return what advice may be asked for: gates of the mLSTM, and operations of other families."""
     chunkwise = (impl for impl in registry.ours_and_plugged() if impl.chunked)
-    return tuple(dict.fromkeys(name for impl in chunkwise if (name := impl.gate or impl.operation)))
+    return tuple(dict.fromkeys(impl.computes for impl in chunkwise if impl.computes))
 
 
 def advice(demand: Demand, gpu: Gpu, gates: Sequence[str], kind: DeviceKind, pattern: str | None = None) -> Advice:
@@ -273,14 +274,13 @@ def advice(demand: Demand, gpu: Gpu, gates: Sequence[str], kind: DeviceKind, pat
     plugged = registry.plugged()
     for impl in registry.select(pattern) if pattern else registry.ours_and_plugged():
         plain = impl.package == "torch"
-        kernel = advised(impl)
-        if kernel.gate not in gates or not (impl.chunked or impl in plugged):
+        if impl.computes not in gates or not (impl.chunked or impl in plugged):
             continue
         if pattern is None and impl not in plugged and plain != (kind == "cpu"):
             continue
         sizes, left_out = _chunk_sizes(impl, demand, gpu, kind)
         refused += left_out
-        found += choices(demand, kernel, sizes, gpu)
+        found += choices(demand, impl, sizes, gpu)
     if not found:
         why = f" on {gpu.name}: {refused[0].implementation} {refused[0].reason}" if refused else ""
         raise InputError(f"no kernel can run this{why}: change the sizes, --gate, --impl or --gpu")
@@ -305,7 +305,7 @@ def measured(
     done: list[Candidate] = []
     failed: list[Refused] = []
     for choice in [choice for choice in given.ranked if choice.fits][:top]:
-        point = Point(registry.get(choice.kernel.name), choice.problem)
+        point = Point(choice.kernel, choice.problem)
         row = measure(point)
         if row.status == "ok" and row.ms_median is not None and row.peak_bytes is not None:
             done.append(choice.measured(given.demand, row.ms_median / 1e3, row.peak_bytes))

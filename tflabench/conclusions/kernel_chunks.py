@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from tflabench.conclusions.advise import advised
 from tflabench.implementations import registry
 from tflabench.implementations.adapter import Implementation
 from tflabench.problem import Problem
@@ -56,7 +55,8 @@ def _triton_chunk(impl: Implementation | None, problem: Problem, gpu: Gpu, tile:
     if impl is None:
         return None
     sizes = [2**n for n in range(tile.bit_length() - 1, problem.seq_len.bit_length())]
-    predicted = {size: predict(advised(impl), problem.with_(chunk_size=size), gpu) for size in sizes}
+    at = {size: problem.with_(chunk_size=size) for size in sizes}
+    predicted = {size: predict(impl.modelled, impl.count(at[size]), at[size], gpu) for size in sizes}
     best = min(sizes, key=lambda size: predicted[size].seconds)
     if predicted[best].source != "calibrated model":
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from itertools import cycle
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from tflabench.figures.axes import labels, linear
 from tflabench.figures.gpus import Roof, roof_name, under, unit
@@ -27,14 +27,6 @@ WORTH_A_POINT = 0.02  # of a call's time, from which a kernel is drawn on the ro
 ROOF, CALL = Ink("#404040"), Ink(VERMILION, "diamond")
 
 
-class Point(NamedTuple):
-    """A kernel on the roofline: FLOP/byte and FLOP/s as counted, and its mark."""
-
-    intensity: float
-    flops_per_s: float
-    ink: Ink
-
-
 def draw(profile: Profile, setting: str, sources: Sequence[str]) -> Figure:
     """Return the milliseconds of each GPU kernel (CPU: operator) as bars, and below them the roofline.
 
@@ -46,7 +38,8 @@ def draw(profile: Profile, setting: str, sources: Sequence[str]) -> Figure:
         setting: what was profiled, in words.
         sources: lines of the caption.
     """
-    parts, points = shortened(profile), _points(profile)
+    rates = unit([profile.ceilings.flops_per_s])
+    parts, points = shortened(profile), _points(profile, rates[1])
     kind, (longest, ms) = PARTS[profile.machine.kind], parts[0]
     share = ms / sum(value for _, value in parts)
     counters = [] if profile.counted else [f"No counters: {profile.why_not_counted}."]
@@ -54,7 +47,7 @@ def draw(profile: Profile, setting: str, sources: Sequence[str]) -> Figure:
         stem="profile",
         title=f"{profile.ms:.3g} ms a call; {short(longest)} takes {share:.0%} of the time by {kind}",
         setting=setting,
-        panels=(_bars(parts, points, kind), _roofline(profile, points)),
+        panels=(_bars(parts, points, kind), _roofline(profile, points, rates)),
         caption=(
             f"Bars: milliseconds of each {kind}, and its share of their sum.",
             "The call, modelled: modelled FLOPs over time at the modelled intensity.",
@@ -97,18 +90,23 @@ def short(name: str, longest: int = LONGEST_NAME) -> str:
     return (bare if len(bare) <= room else bare[: room - 1] + "…") + number
 
 
-def _points(profile: Profile) -> dict[str, Point]:
+def _point(name: str, intensity: float, flops: float, ms: float, ink: Ink, size: float) -> Curve:
+    """Return a point of the roofline: FLOPs in so many ms, over `size` FLOP/s."""
+    return Curve(name, [intensity], [flops / ms * 1e3 / size], ink, joined=False)
+
+
+def _points(profile: Profile, size: float) -> dict[str, Curve]:
     """Return the counted kernels that are worth a point, the longest first, by short name."""
     least = WORTH_A_POINT * sum(kernel.ms for kernel in profile.counted)
     worth = [k for k in profile.counted if k.intensity and k.flops and k.ms >= least]
     longest = sorted(worth, key=lambda kernel: -kernel.ms)[:MOST_POINTS]
     return {
-        short(kernel.name): Point(kernel.intensity or 0.0, (kernel.flops or 0.0) / kernel.ms * 1e3, Ink(colour, marker))
-        for kernel, colour, marker in zip(longest, cycle(COLOURS), cycle(MARKERS), strict=False)
+        (name := short(k.name)): _point(name, k.intensity or 0.0, k.flops or 0.0, k.ms, Ink(colour, marker), size)
+        for k, colour, marker in zip(longest, cycle(COLOURS), cycle(MARKERS), strict=False)
     }
 
 
-def _bars(parts: Sequence[tuple[str, float]], points: dict[str, Point], kind: str) -> Panel:
+def _bars(parts: Sequence[tuple[str, float]], points: dict[str, Curve], kind: str) -> Panel:
     names, ms = [short(name) for name, _ in parts], [value for _, value in parts]
     plain = GREY if points else BLUE
     colours = [points[name].ink.colour if name in points else plain for name in names]
@@ -117,18 +115,14 @@ def _bars(parts: Sequence[tuple[str, float]], points: dict[str, Point], kind: st
     return Panel(f"time by {kind}", x, labels(names), (Bars(names, ms, words, colours),))
 
 
-def _roofline(profile: Profile, points: dict[str, Point]) -> Panel:
+def _roofline(profile: Profile, points: dict[str, Curve], rates: tuple[str, float]) -> Panel:
     """Return the call and its kernels under the roof; the call as modelled is hollow."""
-    ceilings, total, modelled = profile.ceilings, profile.total, "the call, modelled"
-    per_s = 1e3 / profile.ms
-    calls = {modelled: Point(float(profile.model.intensity), float(profile.model.flops) * per_s, CALL)}
+    model, total, size = profile.model, profile.total, rates[1]
+    modelled = _point("the call, modelled", float(model.intensity), float(model.flops), profile.ms, CALL, size)
+    calls = [replace(modelled, hollow=[True])]
     if total and total.intensity and total.flops:
-        calls["the call, counted"] = Point(total.intensity, total.flops * per_s, CALL)
-    rates = unit([ceilings.flops_per_s, *(point.flops_per_s for point in (*calls.values(), *points.values()))])
-    size = rates[1]
-    way = [point.intensity for point in calls.values()], [point.flops_per_s / size for point in calls.values()]
-    curves = [Curve("", *way, Ink(VERMILION, dash="dot"), "theory")]
-    for name, (intensity, flops_per_s, ink) in (*calls.items(), *points.items()):
-        hollow = [True] if name == modelled else ()
-        curves.append(Curve(name, [intensity], [flops_per_s / size], ink, joined=False, hollow=hollow))
-    return replace(under([Roof(ceilings, roof_name("roof", ceilings), ROOF)], curves, unit=rates), title="roofline")
+        calls.append(_point("the call, counted", total.intensity, total.flops, profile.ms, CALL, size))
+    way = Curve("", [c.x[0] for c in calls], [c.y[0] for c in calls], Ink(VERMILION, dash="dot"), "theory")
+    ceilings = profile.ceilings
+    roof = Roof(ceilings, roof_name("roof", ceilings), ROOF)
+    return replace(under([roof], [way, *calls, *points.values()], unit=rates), title="roofline")

@@ -1,4 +1,4 @@
-"""The roofline: measured points under the roof of their GPU."""
+"""Rooflines: measured points under the roof of their GPU, and chunk sizes under those of GPUs."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from typing import Any
 
 from tflabench.figures.captions import caption, provenance
 from tflabench.figures.curves import BACKGROUND
-from tflabench.figures.gpus import Roof, rate, under, unit
+from tflabench.figures.gpus import RATES, Roof, rate, roofs, short, sources, under, unit
 from tflabench.figures.highlights import chosen, device_name
 from tflabench.figures.looks import MARKERS, Look
-from tflabench.figures.model import Curve, Figure, Ink
+from tflabench.figures.model import Curve, Figure, Ink, Key
 from tflabench.figures.quantities import PASSES, RUNTIME, Rows, by_pass
 from tflabench.figures.source import Source
-from tflabench.theory.hardware import DATASHEET_DTYPES, Ceilings, from_device_name
+from tflabench.theory.cost import Cost
+from tflabench.theory.hardware import DATASHEET_DTYPES, Ceilings, Gpu, from_device_name, short_device
 
 ROOF = Ink("#404040")
 WORDS = ("arithmetic intensity, modelled", "achieved rate")
@@ -27,19 +28,16 @@ def draw(stem: str, source: Source, rows: Rows) -> Figure:
 
     The roof is the measured one of the last run that has one, else the datasheet's.
     """
-    done = rows[(rows["status"] == "ok") & (rows[["model_bytes", "model_flops", "ms_median"]] > 0).all(axis=1)]
-    done = done.assign(
-        intensity=done["model_flops"] / done["model_bytes"], rate=done["model_flops"] / done["ms_median"] * 1e3
-    )
+    done = counted(rows)
     ceilings = roof_of(rows, source.runs)
-    roofs = [Roof(ceilings, f"{ceilings.provenance} roof", ROOF)] if ceilings else []
-    rates = unit([*done["rate"], *(roof.ceilings.flops_per_s for roof in roofs)])
+    roof = [Roof(ceilings, f"{ceilings.provenance} roof", ROOF)] if ceilings else []
+    rates = unit([*done["rate"], *(each.ceilings.flops_per_s for each in roof)])
     names = chosen(rows, RUNTIME, source.looks, source.highlight)
     points = {p: list(_points(done[done["pass"] == p], source, names, rates[1])) for p in by_pass(rows)}
-    whole = under(roofs, [*chain(*points.values())], unit=rates, words=WORDS)
+    whole = under(roof, [*chain(*points.values())], unit=rates, words=WORDS)
     panels = [
         replace(
-            whole, title=PASSES[pass_], items=(*whole.items[: len(roofs)], *curves), empty=NONE if not curves else ""
+            whole, title=PASSES[pass_], items=(*whole.items[: len(roof)], *curves), empty=NONE if not curves else ""
         )
         for pass_, curves in points.items()
     ]
@@ -52,6 +50,57 @@ def draw(stem: str, source: Source, rows: Rows) -> Figure:
         rows=rows,
         height=1.7,
     )
+
+
+def of_gpus(gpus: Sequence[Gpu], costs: Mapping[int, Cost], setting: str, source: Source | None = None) -> Figure:
+    """Return the rooflines of GPUs (eq. 119), the intensity of each L as an upright line, and measured points.
+
+    Points of a GPU whose roof is not drawn are hollow, and the legend names it.
+
+    Args:
+        costs: of a chunk size.
+        setting: what is modelled, in words.
+        source: rows of one pass and dtype to lay over.
+    """
+    points: list[Curve] = []
+    notes: list[str] = []
+    keys: list[Key] = []
+    if source is not None and len(done := counted(source.rows)):
+        names = chosen(done, RUNTIME, source.looks, source.highlight)
+        devices = {str(device): short_device(str(device)) for device in done["device"].unique()}
+        for device, name in devices.items():
+            of_device = list(_points(done[done["device"] == device], source, names, RATES[0][1]))
+            if name not in map(short, gpus):
+                of_device = [replace(curve, hollow=[True] * len(curve.x)) for curve in of_device]
+                keys.append(Key(f"measured on {name}, whose roof is not drawn", Ink(ROOF.colour, "circle"), "hollow"))
+            if len(devices) > 1:
+                of_device = [replace(curve, label=curve.label and f"{curve.label}, {name}") for curve in of_device]
+            points += of_device
+        grey = dict.fromkeys(source.looks[curve.name].title for curve in points if curve.role == "context")
+        notes += [f"Points: modelled FLOPs over measured time, {caption(done)}; {provenance(done, source.runs)}."]
+        notes += [f"Grey: {'; '.join(grey)}."] if grey else []
+    sizes = f"L = {min(costs)}" + (f" to {max(costs)}" if len(costs) > 1 else "")
+    return Figure(
+        stem="roofline",
+        title=f"Rooflines of {', '.join(dict.fromkeys(map(short, gpus)))}, and where {sizes} meets them",
+        setting=setting,
+        panels=(under(roofs(gpus), points, {size: float(cost.intensity) for size, cost in costs.items()}),),
+        keys=tuple(keys),
+        caption=(
+            "Upright: the intensity of chunk sizes, where there is room. It meets a roof at the rate of this GPU.",
+            "Left of the bend of a roof moving bounds a kernel, right of it computing.",
+            *notes,
+            sources(gpus),
+        ),
+        height=2.4,
+    )
+
+
+def counted(rows: Rows) -> Rows:
+    """Return the measured rows with modelled FLOPs and bytes, their `intensity`, and their `rate` in FLOP/s."""
+    done = rows[(rows["status"] == "ok") & (rows[["model_bytes", "model_flops", "ms_median"]] > 0).all(axis=1)]
+    rate = done["model_flops"] / done["ms_median"] * 1e3
+    return done.assign(intensity=done["model_flops"] / done["model_bytes"], rate=rate)
 
 
 def roof_of(rows: Rows, runs: Mapping[str, Any]) -> Ceilings | None:

@@ -172,6 +172,16 @@ class Implementation:
         of_family: dict[Family, Bounded] = {"mlstm": "two_gates", "attention": "attention"}
         return self.bound or of_family.get(self.family)
 
+    @property
+    def computes(self) -> str | None:
+        """Return the gate of an mLSTM, or else the operation."""
+        return self.gate or self.operation
+
+    @property
+    def counted_as(self) -> str:
+        """Return which gates of `theory.cost` it is counted as."""
+        return self.counts or self.gate or "sig"
+
     def refusal(self, problem: Problem, device: str, capability: tuple[int, int] | None = None) -> str | None:
         """Return why it cannot run on a device of this compute capability, as far as that can be told from here."""
         if reason := self.refuses(problem, device):

@@ -6,10 +6,10 @@ of fla and mamba-ssm draw, in their layout (B, T, H, ...), so that rows compare.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tflabench.implementations.adapter import (
     OURS,
@@ -52,6 +52,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from tflabench.kernels.state import State
+
+    Build = Callable[[Problem, torch.device], Case]
 
 # Of each family of kernels (docs/decisions/README.md counts them): raised when its bits or times change.
 VERSIONS = {"fused": 26, "triton": 5, "gla": 1, "step": 1, "reference": 1}
@@ -285,105 +287,61 @@ def hopper_shared_bytes(problem: Problem, capability: tuple[int, int]) -> int:
     return shared_memory(hopper_shapes.ARCHITECTURE)
 
 
-def _reference(form: Formulation, gate: GateName) -> Implementation:
-    chunkwise = form == "chunkwise"
-    return Implementation(
-        name=f"reference_{gate}" if chunkwise else f"reference_{form}_{gate}",
-        family="mlstm",
-        owner=PYTORCH,
-        title=f"mLSTM{gate} PyTorch {form}",
-        build=partial(build_reference, form, GATES[gate]),
-        refuses=refuse_decode,
-        gate=gate,
-        groups=True,
-        formulation=form,
-        chunked=chunkwise,
-        version=VERSIONS["reference"],
-    )
+# Fields of `Implementation` that all implementations on the same kernels share.
+FUSED: dict[str, Any] = {
+    "refuses": refuse_hopper, "owner": OURS, "package": "triton", "version": VERSIONS["fused"], "compiles": True,
+    "majors": hopper_shapes.MAJORS, "shared_bytes": hopper_shared_bytes,
+}  # fmt: skip
+TRITON: dict[str, Any] = {
+    "refuses": partial(refuse_tfla, False), "owner": OURS, "package": "triton", "version": VERSIONS["triton"],
+    "compiles": True, "majors": tiling.MAJORS, "shared_bytes": tfla_shared_bytes,
+}  # fmt: skip
+STEP: dict[str, Any] = {
+    "refuses": refuse_sequence, "owner": OURS, "version": VERSIONS["step"], "compiles": True,
+    "formulation": "recurrent",
+}  # fmt: skip
+PLAIN: dict[str, Any] = {"refuses": refuse_decode, "owner": PYTORCH, "version": VERSIONS["reference"]}
 
 
-def _tfla(kernels: str, gate: GateName) -> Implementation:
-    return Implementation(
-        name=f"tfla_{gate}_{kernels}",
-        family="mlstm",
-        owner=OURS,
-        title=f"mLSTM{gate} TFLA {kernels}_chunk",
-        build=partial(build_kernels, f"tfla_{kernels}", GATES[gate]),
-        refuses=partial(refuse_tfla, kernels == "limit"),
-        gate=gate,
-        groups=True,
-        tried=1 if kernels == "xl" else 2,
-        chunked=True,
-        cost=partial(tfla_cost, gate),
-        package="triton",
-        version=VERSIONS["triton"],
-        compiles=True,
-        majors=tiling.MAJORS,
-        shared_bytes=tfla_shared_bytes,
-        modelled=Modelled("tfla", gate),
-    )
+def _mlstm(gate: GateName, name: str, title: str, build: Build, **facts: Any) -> Implementation:
+    """Return an implementation of the mLSTM; `name` has a place for its gate."""
+    return Implementation(name.format(gate), "mlstm", f"mLSTM{gate} {title}", build, gate=gate, groups=True, **facts)
+
+
+def _tfla(gate: GateName, kernels: str, **facts: Any) -> Implementation:
+    build, cost = partial(build_kernels, f"tfla_{kernels}", GATES[gate]), partial(tfla_cost, gate)
+    facts = TRITON | {"chunked": True, "cost": cost, "modelled": Modelled("tfla", gate)} | facts
+    return _mlstm(gate, f"tfla_{{}}_{kernels}", f"TFLA {kernels}_chunk", build, **facts)
+
+
+def _reference(gate: GateName, form: Formulation) -> Implementation:
+    chunked, build = form == "chunkwise", partial(build_reference, form, GATES[gate])
+    name = "reference_{}" if chunked else f"reference_{form}_{{}}"
+    return _mlstm(gate, name, f"PyTorch {form}", build, formulation=form, chunked=chunked, **PLAIN)
 
 
 def _hopper(gate: GateName) -> Implementation:
-    return Implementation(
-        name=f"hopper_{gate}",
-        family="mlstm",
-        owner=OURS,
-        title=f"mLSTM{gate} fused for Hopper",
-        build=partial(build_kernels, "hopper", GATES[gate]),
-        refuses=refuse_hopper,
-        gate=gate,
-        groups=True,
-        tried=0,
-        formulation="fused",
-        chunked=True,
-        package="triton",
-        version=VERSIONS["fused"],
-        compiles=True,
-        majors=hopper_shapes.MAJORS,
-        shared_bytes=hopper_shared_bytes,
-        modelled=Modelled("fused", gate),
-    )
-
-
-def _step(gate: GateName) -> Implementation:
-    return Implementation(
-        name=f"step_{gate}",
-        family="mlstm",
-        owner=OURS,
-        title=f"mLSTM{gate} decode step",
-        build=partial(build_step, GATES[gate]),
-        refuses=refuse_sequence,
-        gate=gate,
-        groups=True,
-        formulation="recurrent",
-        version=VERSIONS["step"],
-        compiles=True,
-    )
+    build, modelled = partial(build_kernels, "hopper", GATES[gate]), Modelled("fused", gate)
+    facts = FUSED | {"formulation": "fused", "chunked": True, "tried": 0, "modelled": modelled}
+    return _mlstm(gate, "hopper_{}", "fused for Hopper", build, **facts)
 
 
 # --- The operations
 
 SCALAR = {
-    "hopper": Variant(
-        "hopper_{}", "fused for Hopper", refuse_hopper, fused_cost,
-        majors=hopper_shapes.MAJORS, shared_bytes=hopper_shared_bytes, algorithm="fused", version=VERSIONS["fused"],
-    ),
-    "tfla_xl": Variant(
-        "tfla_{}_xl", "TFLA xl_chunk", partial(refuse_tfla, False), recurrence_cost,
-        majors=tiling.MAJORS, shared_bytes=tfla_shared_bytes, algorithm="tfla", version=VERSIONS["triton"],
-    ),
-    "reference": replace(REFERENCE, version=VERSIONS["reference"], cost=recurrence_cost),
-}  # fmt: skip
+    "hopper": Variant("hopper_{}", "fused for Hopper", fused_cost, FUSED, "fused"),
+    "tfla_xl": Variant("tfla_{}_xl", "TFLA xl_chunk", recurrence_cost, TRITON, "tfla"),
+    "reference": replace(REFERENCE, cost=recurrence_cost, facts=PLAIN),
+}
 CHANNEL_GATES = {
     "tfla": Variant(
-        "tfla_{}_xl", "TFLA xl_chunk", refuse_gla, partial(counted_cost, usual=gla_chunk_size),
-        majors=tiling.MAJORS, shared_bytes=gla_shared_bytes, workspace_bytes=gla_workspace_bytes,
-        usual_chunk_size=gla_chunk_size, version=VERSIONS["gla"],
+        "tfla_{}_xl", "TFLA xl_chunk", partial(counted_cost, usual=gla_chunk_size),
+        TRITON | {
+            "refuses": refuse_gla, "version": VERSIONS["gla"], "shared_bytes": gla_shared_bytes,
+            "workspace_bytes": gla_workspace_bytes, "usual_chunk_size": gla_chunk_size,
+        },
     ),
-    "reference": replace(
-        REFERENCE, version=VERSIONS["reference"], cost=partial(counted_cost, usual=gla_reference_chunk_size)
-    ),
+    "reference": replace(REFERENCE, cost=partial(counted_cost, usual=gla_reference_chunk_size), facts=PLAIN),
 }  # fmt: skip
 RECURRENCES = (
     Recurrence("retention", "Retention", "retention", RETENTION, retention_inputs, SCALAR, bound="ungated"),
@@ -410,29 +368,21 @@ GATED_LINEAR_ATTENTION = Recurrence(
 
 
 def _recurrence_step(op: Recurrence) -> Implementation:
-    return Implementation(
-        name=f"step_{op.name}",
-        family=op.family,
-        owner=OURS,
-        title=f"{op.title} decode step",
-        build=partial(build_recurrence_step, op),
-        refuses=refuse_sequence,
-        formulation="recurrent",
-        version=VERSIONS["step"],
-        compiles=True,
-        operation=op.name,
-        groups=not op.shared,
-    )
+    build, title = partial(build_recurrence_step, op), f"{op.title} decode step"
+    return Implementation(f"step_{op.name}", op.family, title, build, operation=op.name, groups=not op.shared, **STEP)
 
 
 _FORMS: tuple[Formulation, ...] = ("chunkwise", "parallel", "recurrent")
-
 IMPLEMENTATIONS: tuple[Implementation, ...] = (
-    *(_tfla(kernels, gate) for gate in GATES for kernels in ("limit", "xl")),
-    *(_reference(form, gate) for form in _FORMS for gate in GATES),
-    *(_step(gate) for gate in GATES),
-    *(_hopper(gate) for gate in GATES),
+    *(
+        _tfla(gate, kernels, refuses=partial(refuse_tfla, kernels == "limit"), tried=tried)
+        for gate in GATES
+        for kernels, tried in (("limit", 2), ("xl", 1))
+    ),
+    *(_reference(gate, form) for form in _FORMS for gate in GATES),
+    *(_mlstm(gate, "step_{}", "decode step", partial(build_step, GATES[gate]), **STEP) for gate in GATES),
+    *map(_hopper, GATES),
     *(implementation(op, kernels) for op in RECURRENCES for kernels in op.variants),
-    *(_recurrence_step(op) for op in RECURRENCES),
+    *map(_recurrence_step, RECURRENCES),
     *(implementation(GATED_LINEAR_ATTENTION, kernels) for kernels in CHANNEL_GATES),
 )

@@ -17,7 +17,6 @@ from tflabench.implementations.adapter import (
     Case,
     Family,
     Implementation,
-    Owner,
     Unsupported,
     draw,
 )
@@ -38,30 +37,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Variant:
-    """What the bench knows of an implementation of operations.
+    """An implementation of operations.
 
     Attributes:
         name, title: with a place for the name, or behind the title, of the operation.
-        refuses: see `Implementation`.
         cost: (operation, problem) -> what a call computes and moves.
-        owner, majors, shared_bytes, workspace_bytes, usual_chunk_size: see `Implementation`.
+        facts: other fields of `Implementation`, alike for all operations: "refuses", "owner", "version", ...
         algorithm: that the calibrated model takes it for; None for none.
-        package: distribution whose version goes into rows.
-        version: of the kernels, see `Implementation`.
     """
 
     name: str
     title: str
-    refuses: Callable[[Problem, str], str | None]
     cost: Callable[[Recurrence, Problem], Cost]
-    owner: Owner = OURS
-    majors: tuple[int, int] | None = None
-    shared_bytes: Callable[[Problem, tuple[int, int]], int] | None = None
-    workspace_bytes: Callable[[Problem], float] | None = None
-    usual_chunk_size: Callable[[Problem], int] | None = None
+    facts: Mapping[str, Any]
     algorithm: Algorithm | None = None
-    package: str = "triton"
-    version: int | None = None
 
 
 @dataclass(frozen=True)
@@ -185,37 +174,28 @@ def refuse_decode(problem: Problem, device: str) -> str | None:
     return "computes sequences: the decode pass is what step_* do" if problem.pass_ == "decode" else None
 
 
-REFERENCE = Variant("reference_{}", "PyTorch chunkwise", refuse_decode, counted_cost, owner=PYTORCH, package="torch")
+REFERENCE = Variant("reference_{}", "PyTorch chunkwise", counted_cost, {"refuses": refuse_decode, "owner": PYTORCH})
 
 
 def implementation(op: Recurrence, kernels: str) -> Implementation:
     """Return the entry of an operation on `kernels`, an implementation of it."""
     from tflabench.theory.launches import Modelled
 
-    variant = op.variants[kernels]
-    algorithm = variant.algorithm
+    variant, algorithm = op.variants[kernels], op.variants[kernels].algorithm
     return Implementation(
         name=variant.name.format(op.name),
         family=op.family,
-        owner=variant.owner,
         title=f"{op.title} {variant.title}",
         build=partial(build, kernels, op),
-        refuses=variant.refuses,
         chunked=True,
         cost=partial(variant.cost, op),
-        package=variant.package,
-        version=variant.version,
-        compiles=variant.package == "triton",
-        majors=variant.majors,
-        shared_bytes=variant.shared_bytes,
-        workspace_bytes=variant.workspace_bytes,
-        usual_chunk_size=variant.usual_chunk_size,
         modelled=algorithm and Modelled(algorithm, op.counts, gate_gradients=op.decays > 0, shared=op.shared),
         operation=op.name,
         counts=op.counts,
         bound=op.bound,
-        tried=list(op.variants).index(kernels) if variant.owner is OURS else None,
+        tried=list(op.variants).index(kernels) if variant.facts.get("owner") is OURS else None,
         groups=not op.shared,
+        **variant.facts,
     )
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from tflabench.conclusions import advise
 from tflabench.conclusions.advise import Candidate, Demand
 from tflabench.conclusions.ratio import timed
-from tflabench.problem import InputError, Problem
+from tflabench.problem import InputError, Problem, size_in_words
 from tflabench.rows.schema import Row
 from tflabench.theory import hardware
 
@@ -66,7 +66,7 @@ def measured(records: Sequence[Row]) -> dict[str, list[Best]]:
 
 
 def _of_row(index: int, row: Row) -> Best:
-    memory = "" if row.peak_bytes is None else _size(row.peak_bytes)
+    memory = "" if row.peak_bytes is None else size_in_words(row.peak_bytes)
     source = ", ".join(["measured", *(["throttled"] if row.throttled else []), *(["noisy"] if row.noisy else [])])
     return Best(row.implementation, str(row.chunk_size or ""), f"{row.ms_median:.4g} ms", memory, source, index)
 
@@ -118,7 +118,7 @@ def _advised(device: str, problem: Problem) -> dict[str, list[Best] | str]:
         advice = advise.advice(Demand(problem, memory_bytes=gpu.memory_bytes), gpu, GATES[0].split(","), "cuda")
     except InputError as error:
         return dict.fromkeys(GATES, str(error))
-    ranked = {gate: [c for c in advice.ranked if c.kernel.gate in gate.split(",")] for gate in GATES}
+    ranked = {gate: [c for c in advice.ranked if c.kernel.computes in gate.split(",")] for gate in GATES}
     return {gate: _answer(choices) for gate, choices in ranked.items()}
 
 
@@ -132,11 +132,7 @@ def _answer(ranked: Sequence[Candidate]) -> list[Best] | str:
 
 def _of_choice(choice: Candidate) -> Best:
     chunk, source = str(choice.problem.chunk_size), f"modelled ({choice.source})"
-    return Best(choice.kernel.name, chunk, f"{choice.call_s * 1e3:.4g} ms", _size(choice.memory_bytes), source)
-
-
-def _size(count: float) -> str:
-    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
+    return Best(choice.kernel.name, chunk, f"{choice.call_s * 1e3:.4g} ms", size_in_words(choice.memory_bytes), source)
 
 
 def commands(devices: Iterable[str]) -> dict[str, str]:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from tflabench.problem import InputError, Problem
+from tflabench.problem import InputError, Problem, size_in_words
 from tflabench.theory import cost
 from tflabench.theory.cost import GATES, Cost, Counts, Gate, Polynomial
 from tflabench.theory.hardware import Ceilings
@@ -144,7 +144,7 @@ class Tradeoff:
         if not fitting:
             least = math.ceil(self.memory(sizes[-1]) / 2**20)
             raise InputError(
-                f"memory_budget is {memory_budget / 2**20:.0f} MiB: it must be at least {least} MiB, "
+                f"memory_budget is {size_in_words(memory_budget)}: it must be at least {least} MiB, "
                 f"what chunk size {sizes[-1]} needs"
             )
         return min(fitting, key=lambda size: self.time(size).upper)

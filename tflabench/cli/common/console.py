@@ -67,11 +67,6 @@ def _in_json(value: Any) -> Any:
     return value
 
 
-def size_in_words(size: float) -> str:
-    """Return a number of bytes in MiB or GiB."""
-    return f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"
-
-
 def drop_stdout() -> None:
     """Send what stdout still holds nowhere: it does not take it, and Python writes it once more at its end."""
     try:

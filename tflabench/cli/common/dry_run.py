@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tflabench.cli.common.console import print_json, size_in_words, stdout
+from tflabench.cli.common.console import print_json, stdout
 from tflabench.conclusions.tables import FittedTable, TableColumn
+from tflabench.problem import size_in_words
 
 if TYPE_CHECKING:
     from tflabench.bench.estimate import Target
