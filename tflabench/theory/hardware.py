@@ -1,7 +1,6 @@
 """GPUs: dense matrix rate and memory bandwidth, from datasheets and as `tflabench calibrate` measured.
 
-Rates are dense (datasheets print twice as much "with sparsity") and with float32 accumulation, which halves the rate of
-GeForce cards and is what these kernels use. Bytes are SI, as in datasheets; caches are binary.
+The known ones stand in gpus.toml beside this module; one of the user's own is a file with such a table.
 """
 
 from __future__ import annotations
@@ -13,17 +12,17 @@ import os
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from tflabench.problem import InputError
 
 Provenance = Literal["datasheet", "paper", "given", "measured"]
-KiB, MiB = 1024, 1024**2
+KiB = 1024
 DATASHEET_DTYPES = ("bfloat16", "float16")  # that the datasheet rates below hold for
 
 
@@ -74,8 +73,7 @@ class Gpu:
         capability: CUDA compute capability; None where not known, and for GPUs of others.
         source: of multiprocessors and L2.
         note: what a reader might argue about.
-        shared_memory_bytes: that a block (a program of Triton's) can have if it asks for it; None for that of the
-            `capability`.
+        shared_memory_bytes: that a block (a program of Triton's) can have if it asks for it; None: by `capability`.
     """
 
     name: str
@@ -94,21 +92,9 @@ class Gpu:
     shared_memory_bytes: int | None = None
 
     def __post_init__(self) -> None:
-        if self.capability and self.shared_memory_bytes is None:
+        if self.shared_memory_bytes is None and self.capability:
             object.__setattr__(self, "shared_memory_bytes", SHARED_MEMORY_BYTES.get(self.capability))
 
-
-def _datasheet(tflops: float, tbs: float, source: str) -> Ceilings:
-    return Ceilings(tflops * 1e12, tbs * 1e12, "datasheet", source)
-
-
-_A100_PAPER = "NVIDIA A100 architecture white paper"
-_H100_PAPER = "NVIDIA H100 architecture white paper"
-_H100_SHEET = "NVIDIA H100 datasheet (1,979 TFLOP/s sparse, 3.35 TB/s)"
-_GH200_SHEET = "NVIDIA GH200 datasheet (1,979 TFLOP/s sparse; HBM3 4 TB/s, HBM3e 4.9 TB/s)"
-_GH200_SOURCE = "multiprocessors of the H100 SXM, the same GPU"
-_BLACKWELL_SHEET = "NVIDIA Blackwell datasheet"
-_BLACKWELL_DRIVER = "NVIDIA Blackwell tuning guide (L2); multiprocessors as reported by the driver"
 
 Capability = tuple[int, int]  # CUDA compute capability
 HOPPER: Capability = (9, 0)
@@ -117,110 +103,61 @@ HOPPER: Capability = (9, 0)
 SHARED_MEMORY_BYTES = {
     (7, 0): 96 * KiB, (8, 0): 163 * KiB, (8, 9): 99 * KiB, (9, 0): 227 * KiB, (10, 0): 227 * KiB, (12, 0): 99 * KiB,
 }  # fmt: skip
+# Numbers of a GPU's table in TOML -> field of `Gpu`, and what one is of its unit.
+NUMBERS = {
+    "memory_gb": ("memory_bytes", 1e9),
+    "multiprocessors": ("multiprocessors", 1),
+    "l2_mib": ("l2_bytes", 1024**2),
+    "float32_tflops": ("float32_flops_per_s", 1e12),
+    "clock_ghz": ("clock_hz", 1e9),
+    "shared_memory_kib": ("shared_memory_bytes", KiB),
+}
+TEXTS = ("name", "device", "vendor", "source", "note")
+FIELDS = ("name", "capability", "peak_tflops", "bandwidth_tbs", *NUMBERS, "datasheet", "aliases", *TEXTS[1:])
 
-KNOWN: tuple[Gpu, ...] = (
-    Gpu(
-        "V100 SXM2 32GB", _datasheet(125, 0.9, "NVIDIA V100 datasheet"), 32e9, 80, 6 * MiB, 15.7e12, 1.53e9,
-        aliases=("V100", "V100 SXM2"), device=r"V100-SXM2", source="NVIDIA Volta architecture white paper",
-        note="float16: Volta has no bfloat16. The paper's Table 18 has 120 TFLOP/s, NVIDIA's figure at launch.",
-        capability=(7, 0),
-    ),
-    Gpu(
-        "A100 SXM 40GB", _datasheet(312, 1.555, "NVIDIA A100 datasheet"), 40e9, 108, 40 * MiB, 19.5e12, 1.41e9,
-        aliases=("A100 40GB",), device=r"A100-SXM4-40GB", source=_A100_PAPER,
-        capability=(8, 0),
-    ),
-    Gpu(
-        "A100 SXM 80GB", _datasheet(312, 2.039, "NVIDIA A100 80GB datasheet"), 80e9, 108, 40 * MiB, 19.5e12, 1.41e9,
-        aliases=("A100", "A100 SXM", "A100 80GB"), device=r"A100-SXM4-80GB", source=_A100_PAPER,
-        note="The paper's Table 18 calls its row A100 SXM but has 1.935 TB/s, the bandwidth of the PCIe 80GB card.",
-        capability=(8, 0),
-    ),
-    Gpu(
-        "A100 PCIe 40GB", _datasheet(312, 1.555, "NVIDIA A100 datasheet"), 40e9, 108, 40 * MiB, 19.5e12, 1.41e9,
-        device=r"A100-PCIE-40GB", source=_A100_PAPER,
-        capability=(8, 0),
-    ),
-    Gpu(
-        "A100 PCIe 80GB", _datasheet(312, 1.935, "NVIDIA A100 80GB datasheet"), 80e9, 108, 40 * MiB, 19.5e12, 1.41e9,
-        aliases=("A100 PCIe",), device=r"A100 80GB PCIe", source=_A100_PAPER,
-        capability=(8, 0),
-    ),
-    Gpu(
-        "H100 SXM", _datasheet(989, 3.35, _H100_SHEET), 80e9, 132, 50 * MiB, 67e12, 1.98e9,
-        aliases=("H100", "H100 SXM 80GB"), device=r"H100 80GB HBM3", source=_H100_PAPER,
-        note="989.4 TFLOP/s in the white paper; rounded as in the paper's Table 18.",
-        capability=(9, 0),
-    ),
-    Gpu(
-        "H100 PCIe", _datasheet(756, 2.0, "NVIDIA H100 datasheet (1,513 TFLOP/s sparse, 2 TB/s)"),
-        80e9, 114, 50 * MiB, 51e12, 1.755e9,
-        device=r"H100 PCIe", source=_H100_PAPER,
-        capability=(9, 0),
-    ),
-    Gpu(
-        "H100 NVL", _datasheet(835, 3.9, "NVIDIA H100 datasheet (1,671 TFLOP/s sparse, 3.9 TB/s)"),
-        94e9, 132, None, 60e12, 1.785e9,
-        device=r"H100 NVL", source="NVIDIA H100 NVL product brief",
-        note="One card; older datasheets print the sum of a bridged pair.",
-        capability=(9, 0),
-    ),
-    Gpu(
-        "H200 SXM", _datasheet(989, 4.8, "NVIDIA H200 datasheet (1,979 TFLOP/s sparse, 4.8 TB/s)"),
-        141e9, 132, 60 * MiB, 67e12, 1.98e9,
-        aliases=("H200",), device=r"(?<!G)H200(?! NVL)", source="as reported by the driver",
-        capability=(9, 0),
-    ),
-    Gpu(
-        "GH200 96GB", _datasheet(989.5, 4.0, _GH200_SHEET), 96e9, 132, None, 67e12, 1.98e9,
-        aliases=("GH200", "GH200 480GB", "GH200 HBM3"), device=r"GH200 (96|120|480)G", source=_GH200_SOURCE,
-        note="Hopper's GPU beside a Grace CPU; the driver names the CPU's memory: 480GB.",
-        capability=(9, 0),
-    ),
-    Gpu(
-        "GH200 144GB", _datasheet(989.5, 4.9, _GH200_SHEET), 144e9, 132, None, 67e12, 1.98e9,
-        aliases=("GH200 144G HBM3e", "GH200 HBM3e"), device=r"GH200 144G", source=_GH200_SOURCE,
-        note="Hopper's GPU beside a Grace CPU.",
-        capability=(9, 0),
-    ),
-    Gpu(
-        "B200", _datasheet(2250, 7.7, _BLACKWELL_SHEET + ", HGX B200 (4.5 PFLOP/s sparse, 7.7 TB/s)"),
-        180e9, 148, 126 * MiB, 75e12, 1.98e9,
-        aliases=("B200 SXM", "HGX B200"), device=r"(?<!G)B200", source=_BLACKWELL_DRIVER,
-        note="1,000 W HGX part, as in the paper's Table 18; others quote 192 GB and 8 TB/s.",
-        capability=(10, 0),
-    ),
-    Gpu(
-        "GB200", _datasheet(2500, 8.0, _BLACKWELL_SHEET + ", GB200 NVL72 (5 PFLOP/s sparse, 8 TB/s)"),
-        186e9, 152, 126 * MiB, 80e12, 2.06e9,
-        device=r"GB200", source=_BLACKWELL_DRIVER, note="One of the superchip's two GPUs.",
-        capability=(10, 0),
-    ),
-    Gpu(
-        "L40S", _datasheet(362.05, 0.864, "NVIDIA L40S datasheet"), 48e9, 142, 96 * MiB, 91.6e12, 2.52e9,
-        device=r"L40S", source="NVIDIA Ada architecture white paper",
-        capability=(8, 9),
-    ),
-    Gpu(
-        "RTX 4090", _datasheet(165.2, 1.008, "NVIDIA Ada architecture white paper, appendix A"),
-        24e9, 128, 72 * MiB, 82.6e12, 2.52e9,
-        aliases=("GeForce RTX 4090", "4090"), device=r"RTX 4090(?! D| Laptop)",
-        source="NVIDIA Ada architecture white paper", note="float32 accumulation; 330.3 with float16 accumulation.",
-        capability=(8, 9),
-    ),
-    Gpu(
-        "RTX 5090", _datasheet(209.5, 1.792, "NVIDIA RTX Blackwell architecture white paper, appendix A"),
-        32e9, 170, 96 * MiB, 104.8e12, 2.41e9, aliases=("GeForce RTX 5090", "5090"), device=r"RTX 5090(?! D| Laptop)",
-        source="NVIDIA RTX Blackwell architecture white paper",
-        note="float32 accumulation; 419 with float16 accumulation (float16 inputs) or with sparsity.",
-        capability=(12, 0),
-    ),
-    Gpu(
-        "MI300X", _datasheet(1307.4, 5.3, "AMD Instinct MI300X datasheet"), 192e9, 304, 32 * MiB, vendor="AMD",
-        aliases=("Instinct MI300X",), device=r"MI300X", source="AMD CDNA 3 white paper",
-        note="Eight dies of 4 MiB L2; the 256 MB Infinity Cache is behind them.",
-    ),
-)  # fmt: skip
+
+def read_gpu(table: Mapping[str, Any], origin: str) -> Gpu:
+    """Return the GPU that a table of TOML describes: as in gpus.toml beside this module, which explains the fields.
+
+    Args:
+        origin: without a `datasheet` it is the source of the ceilings, which are "given".
+
+    Raises:
+        InputError: a field is unknown, missing, or no positive number.
+    """
+    if unknown := [key for key in table if key not in FIELDS]:
+        raise InputError(f"unknown field {unknown[0]!r}: a GPU has {', '.join(FIELDS)}")
+    if lacking := [key for key in ("bandwidth_tbs", "peak_tflops") if key not in table]:
+        raise InputError(f"no {lacking[0]}: peak_tflops and bandwidth_tbs must be there")
+    for key in ("peak_tflops", "bandwidth_tbs", *(key for key in NUMBERS if key in table)):
+        if type(value := table[key]) not in (int, float) or not 0 < value < float("inf"):
+            raise InputError(f"{key} is {value!r}: it must be a positive number")
+    capability = re.fullmatch(r"(\d+)\.(\d)", str(table.get("capability", "0.0")))
+    if not capability:
+        raise InputError(f'capability is {table["capability"]!r}: it must be one of CUDA, such as "9.0"')
+    major, minor = map(int, capability.groups())
+    facts: dict[str, Any] = {"name": Path(origin).stem} | {key: str(table[key]) for key in TEXTS if key in table}
+    facts |= {field: table[key] * unit for key, (field, unit) in NUMBERS.items() if key in table}
+    sheet = ("datasheet", table["datasheet"]) if "datasheet" in table else ("given", origin)
+    facts["ceilings"] = Ceilings(table["peak_tflops"] * 1e12, table["bandwidth_tbs"] * 1e12, *sheet)
+    return Gpu(**facts, capability=(major, minor) if major else None, aliases=tuple(table.get("aliases", ())))
+
+
+def _known() -> tuple[Gpu, ...]:
+    tables = tomllib.loads(Path(__file__).with_name("gpus.toml").read_text(encoding="utf-8"))["gpu"]
+    return tuple(read_gpu(table, "gpus.toml") for table in tables)
+
+
+KNOWN = _known()
+
+
+def _of_file(path: Path) -> Gpu:
+    try:
+        return read_gpu(tomllib.loads(path.read_text(encoding="utf-8")), str(path))
+    except OSError as error:
+        raise InputError(f"GPU {path} cannot be read ({error.strerror}): name a TOML file") from None
+    except ValueError as error:  # of TOML, of its encoding, and InputError
+        raise InputError(f"GPU {path}: {error}") from None
 
 
 def _table_18(gpu: str, tflops: float, tbs: float) -> Gpu:
@@ -238,12 +175,12 @@ def table_18() -> tuple[Gpu, ...]:
 
 
 def find(name: str) -> Gpu:
-    """Return the GPU of a name or alias, whatever its case and punctuation; "paper-H100" is of the paper's Table 18.
+    """Return the GPU of a name or alias, whatever its case and punctuation, or that of a file in .toml.
 
-    A name that ends in .toml is a file of the fields of `FILE_FIELDS`.
+    "paper-H100" is of the paper's Table 18.
 
     Raises:
-        InputError: no such GPU, with the nearest names, or a file that describes none.
+        InputError: no such GPU, with the nearest names; or a file that cannot be read, or that describes none.
     """
     if name.endswith(".toml"):
         return _of_file(Path(name))
@@ -254,48 +191,9 @@ def find(name: str) -> Gpu:
         return gpu
     near = dict.fromkeys(gpus[key].name for key in difflib.get_close_matches(_plain(name), gpus, n=3, cutoff=0.5))
     hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(gpu.name for gpu in KNOWN)}"
-    raise InputError(f"no GPU is called {name!r}; {hint} (any other: a .toml file, or its two ceilings)")
-
-
-# A GPU in a TOML file: the attribute of `Gpu` or `Ceilings` that a field sets, and its unit in that of the attribute.
-FILE_FIELDS = {
-    "peak_tflops": ("flops_per_s", 1e12),
-    "bandwidth_tbs": ("bytes_per_s", 1e12),
-    "memory_gb": ("memory_bytes", 1e9),
-    "multiprocessors": ("multiprocessors", 1),
-    "l2_mib": ("l2_bytes", MiB),
-    "shared_memory_kib": ("shared_memory_bytes", KiB),
-    "float32_tflops": ("float32_flops_per_s", 1e12),
-    "clock_ghz": ("clock_hz", 1e9),
-}
-
-
-def _of_file(path: Path) -> Gpu:
-    """Return the GPU that a TOML file describes: `FILE_FIELDS`, a `name` and a `capability` such as "9.0".
-
-    Raises:
-        InputError: it cannot be read, or a field is unknown, missing, or no positive number.
-    """
-    try:
-        fields = tomllib.loads(path.read_text(encoding="utf-8"))
-        name, capability = str(fields.pop("name", path.stem)), fields.pop("capability", None)
-        if unknown := fields.keys() - FILE_FIELDS.keys():
-            raise InputError(f"unknown field {min(unknown)!r}: a GPU has name, capability, {', '.join(FILE_FIELDS)}")
-        if lacking := {"peak_tflops", "bandwidth_tbs"} - fields.keys():
-            raise InputError(f"no {min(lacking)}: peak_tflops and bandwidth_tbs must be there")
-        for key, value in fields.items():
-            if type(value) not in (int, float) or not 0 < value < float("inf"):
-                raise InputError(f"{key} is {value!r}: it must be a positive number")
-        if capability is not None and not re.fullmatch(r"\d+\.\d", str(capability)):
-            raise InputError(f'capability is {capability!r}: it must be one of CUDA, such as "9.0"')
-    except OSError as error:
-        raise InputError(f"GPU {path} cannot be read ({error.strerror}): name a TOML file") from None
-    except ValueError as error:  # of TOML, of its encoding, and InputError
-        raise InputError(f"GPU {path}: {error}") from None
-    values = {FILE_FIELDS[key][0]: type(value)(value * FILE_FIELDS[key][1]) for key, value in fields.items()}
-    ceilings = Ceilings(values.pop("flops_per_s"), values.pop("bytes_per_s"), "given", str(path))
-    major, minor = map(int, str(capability).split(".")) if capability is not None else (0, 0)
-    return Gpu(name, ceilings, source=str(path), capability=(major, minor) if capability else None, **values)
+    raise InputError(
+        f"no GPU is called {name!r}; {hint} (any other: --peak-tflops X --bandwidth-tbs Y, or a .toml file)"
+    )
 
 
 def from_device_name(device: str) -> Gpu | None:
