@@ -1,4 +1,4 @@
-"""Nodes of a Ray cluster: one task of Ray measures one comparison. Ray is imported only where it is asked for."""
+"""Nodes of a Ray cluster: one actor of Ray has one device. Ray is imported only where it is asked for."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import platform
 import socket
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -31,7 +32,6 @@ PROBE_S = 120.0  # until a node has said what it has
 LOOK_S = 2.0  # between looks at which nodes are there
 AT_ONCE = 20  # events taken of one task before the others have their turn
 OBJECT_BYTES = 200 << 20  # for what tasks send, of a Ray that is started here
-Generator = Any  # Ray's ObjectRefGenerator, which types do not know
 Facts = tuple[dict[str, str], tuple[Machine, ...]]  # versions by name, and the GPUs of a node or its CPU alone
 
 
@@ -166,9 +166,10 @@ def require_alike(differences: Mapping[str, str | None]) -> None:
 
 
 class OnRay(Stations):
-    """Measures comparisons as tasks of Ray, as `events.Stations` says.
+    """Measures comparisons on the nodes of Ray, an actor a device, as `events.Stations` says.
 
-    Ray finds a free GPU for each. A task has a process of its own, and its GPU, or all CPUs of its node, for itself.
+    An actor has its GPU, or all CPUs of its node, for itself, and a station from the first comparison to the last. It
+    begins once Ray has found room for it, and again after a fault.
 
     Args:
         nodes: those that it may use.
@@ -189,122 +190,107 @@ class OnRay(Stations):
         import ray
 
         self._kind: DeviceKind = kind
-        self._nodes = {node.id: node for node in nodes}
         self._rules, self._sweep_id, self._clock = rules, sweep_id, clock
-        self._function = ray.remote(max_calls=1, max_retries=0, num_returns="streaming")(_measured_on_node)
-        self._submitted: dict[Generator, _Submitted] = {}
-        self._alive, self._looked_at = set(self._nodes), clock()
+        self._actor_class = ray.remote(max_restarts=0, max_task_retries=0)(_StationActor)
+        self._slots = [_Slot(node) for node in nodes for _ in range(node.slots)]
+        self._alive, self._looked_at = {node.id for node in nodes}, clock()
 
     def possible(self, task: Task) -> bool:
         """Return whether there is a node that may take it."""
-        return bool(self._for(task))
+        return any(self._may_take(slot, task) for slot in self._slots)
 
     def room(self, task: Task) -> bool:
-        """Return whether fewer tasks are with Ray than there are devices for it."""
-        return self._choice(task) is not None
+        """Return whether a device that may take it is ready and free."""
+        return self._free_for(task) is not None
 
     def start(self, task: Task) -> None:
-        """Give it to Ray, for a node on which it has not failed where there is one."""
-        choice = self._choice(task)
-        assert choice is not None
-        pool, nodes = choice
-        if self._kind == "cuda":
-            options: dict[str, Any] = {"num_gpus": 1, "num_cpus": 1, "accelerator_type": task.kind}
-        else:
-            options = {"num_cpus": nodes[0].cpus}
-        ids = tuple(node.id for node in nodes)
-        options["label_selector"] = {NODE_LABEL: f"in({','.join(ids)})"}
-        left_s = self._rules.stop_at - self._clock()  # clocks of nodes differ
-        names = {node.id: (node.name, node.mixed_versions) for node in self._nodes.values()}
-        rules, threads = replace(self._rules, stop_at=left_s), os.environ.get("OMP_NUM_THREADS")
-        arguments = (pickle.dumps(task), self._kind, rules, self._sweep_id, names, threads)
-        self._submitted[self._function.options(**options).remote(*arguments)] = _Submitted(task, pool, ids)
+        """Give it to the first device that is free for it."""
+        slot = self._free_for(task)
+        assert slot is not None
+        slot.task, slot.events = task, slot.actor.measure.options(num_returns="streaming").remote(pickle.dumps(task))
 
     def wait(self, timeout_s: float) -> list[tuple[Task | None, Event]]:
-        """Return what has come of tasks, as `Stations` says."""
+        """Return what has come of tasks, as `Stations` says; begin the actors that are lacking."""
         import ray
 
-        events = self._look()
-        if not self._submitted:
-            time.sleep(0.0 if events else timeout_s)
-            return events
-        ready, rest = ray.wait(list(self._submitted), timeout=timeout_s, fetch_local=False)
+        self._look()
+        waited = {key: slot for slot in self._slots if (key := slot.events or (not slot.ready and slot.begun))}
+        if not waited:
+            time.sleep(timeout_s)
+            return []
+        ready, rest = ray.wait(list(waited), timeout=timeout_s, fetch_local=False)
         if ready and rest:
             ready += ray.wait(rest, num_returns=len(rest), timeout=0, fetch_local=False)[0]
-        for generator in ready:
-            task = self._submitted[generator].task
-            events += [(task, event) for event in self._received(generator)]
-        return events
+        return [(task, event) for key in ready for task, event in self._received(waited[key])]
 
     def stop(self, task: Task) -> None:
-        """Cancel it."""
-        for generator in [key for key, submitted in self._submitted.items() if submitted.task is task]:
-            self._cancel(generator)
+        """End the actor that has it."""
+        for slot in self._slots:
+            if slot.task is task:
+                self._end(slot)
 
     def close(self) -> None:
-        """Cancel all tasks."""
-        for generator in list(self._submitted):
-            self._cancel(generator)
+        """End all actors."""
+        for slot in self._slots:
+            self._end(slot)
 
-    def _for(self, task: Task) -> list[Node]:
-        """Return the nodes that are there and have its kind of GPU."""
-        return [node for id_, node in self._nodes.items() if id_ in self._alive and task.kind in (None, node.kind)]
+    def _may_take(self, slot: _Slot, task: Task) -> bool:
+        return slot.node.id in self._alive and task.kind in (None, slot.node.kind)
 
-    def _choice(self, task: Task) -> tuple[object, list[Node]] | None:
-        """Return a pool of slots of which one is free, and the nodes in it that the task may run on.
-
-        GPUs of one kind are a pool. So are CPUs of as many cores, for a task takes all of its node.
-        """
-        nodes = self._for(task)
+    def _free_for(self, task: Task) -> _Slot | None:
+        """Return a device that is ready and free: where the task may have others, not one of a node where it failed."""
         failed = {fault.location.node for fault in task.faults if fault.location}
-        elsewhere = [node for node in nodes if node.name not in failed] or nodes
+        able = [slot for slot in self._slots if self._may_take(slot, task)]
+        elsewhere = [slot for slot in able if slot.node.name not in failed] or able
+        return next((slot for slot in elsewhere if slot.ready and slot.task is None), None)
 
-        def pool_of(node: Node) -> object:
-            return task.kind if self._kind == "cuda" else node.cpus
+    def _look(self) -> None:
+        """See which nodes are there, and begin an actor for each device of theirs that has none."""
+        if self._clock() - self._looked_at >= LOOK_S:
+            self._alive, self._looked_at = {node["NodeID"] for node in _alive()}, self._clock()
+        for slot in self._slots:
+            if slot.actor is None and slot.node.id in self._alive:
+                self._begin(slot)
 
-        for pool in dict.fromkeys(map(pool_of, elsewhere)):
-            slots = sum(node.slots for node in nodes if pool_of(node) == pool)
-            if sum(submitted.pool == pool for submitted in self._submitted.values()) < slots:
-                return pool, [node for node in elsewhere if pool_of(node) == pool]
-        return None
+    def _begin(self, slot: _Slot) -> None:
+        node = slot.node
+        options: dict[str, Any] = {"num_cpus": node.cpus}
+        if self._kind == "cuda":
+            options = {"num_gpus": 1, "num_cpus": 1}
+        left_s = self._rules.stop_at - self._clock()  # clocks of nodes differ
+        rules, threads = replace(self._rules, stop_at=left_s), os.environ.get("OMP_NUM_THREADS")
+        actor: Any = self._actor_class.options(**options, label_selector={NODE_LABEL: node.id})
+        slot.actor = actor.remote(self._kind, rules, self._sweep_id, node.name, node.mixed_versions, threads)
+        slot.begun = slot.actor.is_ready.remote()
 
-    def _look(self) -> list[tuple[Task | None, Event]]:
-        """See which nodes are there; return faults of tasks that wait for nodes which are not."""
-        if self._clock() - self._looked_at < LOOK_S:
-            return []
-        self._alive, self._looked_at = {node["NodeID"] for node in _alive()}, self._clock()
-        lost = [
-            (generator, submitted)
-            for generator, submitted in self._submitted.items()
-            if submitted.location is None and not self._alive.intersection(submitted.nodes)
-        ]
-        for generator, _ in lost:
-            self._cancel(generator)
-        return [(submitted.task, Fault("crashed", "its node left before it began")) for _, submitted in lost]
-
-    def _received(self, generator: Generator) -> list[Event]:
-        """Return what a task that is ready has yielded; its end, or how it ended otherwise, is the last of it."""
+    def _received(self, slot: _Slot) -> list[tuple[Task, Event]]:
+        """Return what a device that is ready has yielded; an `Ended` or a `Fault` is the last of it."""
         import ray
         from ray.exceptions import RayError
 
-        submitted, events = self._submitted[generator], list[Event]()
+        task, events = slot.task, list[Event]()
         try:
-            while not events or (len(events) < AT_ONCE and ray.wait([generator], timeout=0, fetch_local=False)[0]):
-                event: Any = ray.get(next(generator))
+            if task is None:
+                slot.ready = ray.get(slot.begun)
+                return []
+            while not events or (len(events) < AT_ONCE and ray.wait([slot.events], timeout=0, fetch_local=False)[0]):
+                event: Any = ray.get(next(slot.events))
                 events.append(event)
                 if isinstance(event, Began):
-                    submitted.location = event.location
+                    slot.location = event.location
                 if isinstance(event, Ended | Fault):
                     break
         except StopIteration:
-            events.append(Ended())
+            events.append(Fault("crashed", "its Ray worker ended before the comparison did", slot.location))
         except RayError as error:
-            events.append(Fault(*self._fault(error, submitted), submitted.location))
-        if isinstance(events[-1], Ended | Fault):
-            self._submitted.pop(generator, None)
-        return events
+            events.append(Fault(*self._fault(error, slot), slot.location))
+        if isinstance(events[-1], Fault):
+            self._end(slot)
+        elif isinstance(events[-1], Ended):
+            slot.task = slot.events = None
+        return [(task, event) for event in events] if task else []
 
-    def _fault(self, error: Exception, submitted: _Submitted) -> tuple[str, str]:
+    def _fault(self, error: Exception, slot: _Slot) -> tuple[str, str]:
         """Return the status and the reason of a task that Ray could not bring to its end."""
         from ray import exceptions
 
@@ -312,61 +298,81 @@ class OnRay(Stations):
             return "oom", "Ray ended it, for its node was short of memory"
         if isinstance(error, exceptions.RayTaskError):
             return "error", _last_line(error)
-        there = {self._nodes[id_].name for node in _alive() if (id_ := node["NodeID"]) in self._nodes}
-        left = submitted.location and submitted.location.node not in there
-        if left or isinstance(error, exceptions.NodeDiedError):
+        if isinstance(error, exceptions.ActorUnavailableError):  # Ray lists a node for some seconds after it has left
+            return "crashed", "its node cannot be reached"
+        if slot.node.id not in {node["NodeID"] for node in _alive()}:
             return "crashed", "its node left"
         return "crashed", f"its Ray worker died ({type(error).__name__})"
 
-    def _cancel(self, generator: Generator) -> None:
+    def _end(self, slot: _Slot) -> None:
         import ray
         from ray.exceptions import RayError
 
-        self._submitted.pop(generator, None)
-        with contextlib.suppress(RayError, ValueError, TypeError):
-            ray.cancel(generator, force=True)
+        actor = slot.actor
+        slot.task = slot.events = slot.actor = slot.begun = slot.location = None
+        slot.ready = False
+        if actor is not None:
+            with contextlib.suppress(RayError, ValueError):
+                ray.kill(actor)
 
 
-@dataclass
-class _Submitted:
-    """A task that Ray has.
+@dataclass(eq=False)
+class _Slot:
+    """A device of a node, and its actor.
 
     Attributes:
-        pool: which slots it takes one of.
-        nodes: ids of those that it may run on.
-        location: where it runs, once it does.
+        begun: Ray's reference to the answer that the actor gives once it runs.
+        ready: whether it has come.
+        task: that it measures, of which `events` come.
+        location: where it measures, once it has said so.
     """
 
-    task: Task
-    pool: object
-    nodes: tuple[str, ...]
+    node: Node
+    actor: Any = None
+    begun: Any = None
+    ready: bool = False
+    task: Task | None = None
+    events: Any = None
     location: Location | None = None
 
 
-def _measured_on_node(
-    task: bytes,
-    kind: DeviceKind,
-    rules: Rules,
-    sweep_id: str,
-    nodes: Mapping[str, tuple[str, str | None]],
-    threads: str | None,
-) -> Iterator[Event]:
-    """Measure a task on the node and the GPU that Ray has chosen.
+class _StationActor:
+    """Measures tasks on the node and the GPU that Ray has chosen.
 
     Args:
-        task: pickled, for it can be read only once the plugins are known.
         rules: with the seconds that are left as `stop_at`.
-        nodes: by id, the name of a node and its `mixed_versions`.
+        node, mixed_versions: its name, and what is behind the column.
         threads: OMP_NUM_THREADS of the process that drives.
     """
-    import ray
 
-    name, mixed_versions = nodes[ray.get_runtime_context().get_node_id()]
-    os.environ.pop("OMP_NUM_THREADS", None)  # Ray sets one by the CPUs of a task
-    if threads:
-        os.environ["OMP_NUM_THREADS"] = threads
-    rules = replace(rules, stop_at=time.monotonic() + rules.stop_at)
-    yield from measured(map(pickle.loads, [task]), kind, rules, sweep_id, name, mixed_versions)
+    def __init__(
+        self,
+        kind: DeviceKind,
+        rules: Rules,
+        sweep_id: str,
+        node: str,
+        mixed_versions: str | None,
+        threads: str | None,
+    ) -> None:
+        os.environ.pop("OMP_NUM_THREADS", None)  # Ray sets one by the CPUs of an actor
+        if threads:
+            os.environ["OMP_NUM_THREADS"] = threads
+        rules = replace(rules, stop_at=time.monotonic() + rules.stop_at)
+        self._tasks: deque[bytes] = deque()
+        tasks = map(pickle.loads, iter(self._tasks.popleft, None))
+        self._events = measured(tasks, kind, rules, sweep_id, node, mixed_versions)
+
+    def is_ready(self) -> bool:
+        """Return that it runs."""
+        return True
+
+    def measure(self, task: bytes) -> Iterator[Event]:
+        """Yield the events of a task, pickled, for it can be read only once the plugins are known."""
+        self._tasks.append(task)
+        for event in self._events:
+            yield event
+            if isinstance(event, Ended):
+                return
 
 
 def _probe(names: Mapping[str, str], kind: DeviceKind, plugins: Sequence[str]) -> dict[str, Facts]:
