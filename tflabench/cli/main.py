@@ -18,6 +18,7 @@ from tflabench.cli import (  # noqa: F401
     roofline,
     sweep,
     theory,
+    time_,
     transfer,
     verify,
 )

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
-from typing import get_args
+from typing import Any, get_args
 
 from tflabench.implementations.adapter import Family, Formulation, Implementation
 from tflabench.problem import InputError, Problem
@@ -30,18 +30,32 @@ def load(plugin: str) -> tuple[Implementation, ...]:
     """Return the IMPLEMENTATIONS of a module from outside.
 
     Args:
-        plugin: the path of a .py file, or the name of a module that can be imported.
+        plugin: the path of a .py file, or the name of a module that can be imported; or one function of either and the
+            operation that it computes, as in "my_kernel.py:my_kernel=mlstm_sig".
 
     Raises:
-        InputError: it cannot be imported, or its IMPLEMENTATIONS are not what the bench can run.
+        InputError: it cannot be imported, or its IMPLEMENTATIONS or function are not what the bench can run.
     """
+    source, _, function = plugin.rpartition(":") if "=" in plugin else (plugin, "", "")
     try:
-        module = _load_file(Path(plugin)) if _is_path(plugin) else _import(plugin)
+        module = _load_file(Path(source)) if _is_path(source) else _import(source)
+        if function:
+            return _checked([_of_function(module, function)])
         if not hasattr(module, "IMPLEMENTATIONS"):
             raise _MistakeError(f"it defines no IMPLEMENTATIONS; expected {EXPECTED}")
         return _checked(module.IMPLEMENTATIONS)
     except _MistakeError as mistake:
         raise InputError(f"plugin {plugin!r} cannot be used: {mistake}") from mistake.__cause__
+
+
+def _of_function(module: ModuleType, function: str) -> Implementation:
+    from tflabench.implementations.functions import implementation_of
+
+    name, _, operation = function.partition("=")
+    compute: Any = vars(module).get(name)
+    if not hasattr(compute, "__call__"):  # noqa: B004  it keeps its type
+        raise _MistakeError(f"it has no function {name!r}")
+    return implementation_of(name, compute, operation)
 
 
 def installed() -> tuple[Implementation, ...]:

@@ -21,6 +21,7 @@ from tflabench.problem import InputError
 COMMANDS = {
     "Measure": {
         "sweep": "Time every kernel over sizes, draw figures",
+        "time": "Check and time one kernel at one shape",
         "verify": "Hold outputs and gradients to float64",
         "calibrate": "Measure the ceilings of this machine",
         "profile": "Show where the time of one call goes",
