@@ -111,7 +111,15 @@ OPS = (
         operation="lightning",
     ),
     Op("fla_linear", "Linear attention chunk", "linear_attn", "chunk_linear_attn", options={"normalize": False}),
-    Op("fla_delta_net", "DeltaNet chunk", "delta_rule", "chunk_delta_rule", **_DELTA, dtypes="bfloat16 float16"),
+    Op(
+        "fla_delta_net",
+        "DeltaNet chunk",
+        "delta_rule",
+        "chunk_delta_rule",
+        **_DELTA,
+        dtypes="bfloat16 float16",
+        operation="delta_net",
+    ),
     Op(
         "fla_gated_delta_net",
         "Gated DeltaNet chunk",
@@ -120,6 +128,7 @@ OPS = (
         "head",
         **_DELTA,
         broken_backward=True,
+        operation="gated_delta_net",
     ),
     Op("fla_kda", "KDA chunk", "kda", "chunk_kda", "channel", **_DELTA),
 )

@@ -240,6 +240,14 @@ def check_not_positive(argument: str, log_decay: Tensor) -> None:
         raise ValueError(f"{argument} is up to {largest:g}: it must be at most 0, the logarithm of a decay")
 
 
+def check_between(argument: str, x: Tensor, low: float, high: float) -> None:
+    """Check the least and the largest value, on the CPU."""
+    if _is_looked_at(x):
+        least, largest = (limit.item() for limit in x.detach().aminmax())
+        if least < low or largest > high:
+            raise ValueError(f"{argument} is from {least:g} to {largest:g}: it must be from {low:g} to {high:g}")
+
+
 def _is_looked_at(x: Tensor) -> bool:
     """Return whether values are: where that costs no waiting, on the CPU, and Python can read them."""
     return x.device.type == "cpu" and has_numbers(x) and x.numel() > 0

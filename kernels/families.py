@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from .delta.gating import DeltaGate
 from .gla.gating import ChannelGate
 from .types import Gate, Gating
 
@@ -93,3 +94,4 @@ register(
         batch_from=float("inf"),
     )
 )
+register(Family(DeltaGate, _module("delta.reference"), batch_from=64))

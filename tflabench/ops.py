@@ -1,7 +1,7 @@
 """The operations: mLSTM and other linear RNNs, on sequences and step by step.
 
-All of them are S_t = F_t S_{t-1} + I_t k_t v_t^T and h_t = S_t^T q_t, with q scaled by 1/sqrt(d_qk). They differ in the
-decay F and the input gate I:
+They are S_t = F_t S_{t-1} + I_t k_t v_t^T and h_t = S_t^T q_t, with q scaled by 1/sqrt(d_qk). They differ in the decay
+F and the input gate I:
 
     operation on a sequence   decay F                      input gate I        also                decode step
     mlstm_exp                 sigmoid(f)                   exp(i)              h / max(|n^T q|, 1) mlstm_exp_step
@@ -12,14 +12,18 @@ decay F and the input gate I:
     lightning_attention       exp(-slope), a head's        1                                  lightning_attention_step
     mamba2_ssd                exp(d A)                     d, the step size    (h + D x) silu(z)   mamba2_ssd_step
     gla                       exp(g), a channel's          1                                       gla_step
+    delta_net                 1                            beta                v - S^T k for v     delta_net_step
+    gated_delta_net           exp(g)                       beta                v - F S^T k for v   gated_delta_net_step
     chunkwise                 any `Gate`                   any `Gate`          skip connection     step
 
-The gates are scalars of a head, but for `gla`, whose decays are vectors over d_qk.
+The gates are scalars of a head, but for `gla`, whose decays are vectors over d_qk. `delta_net` and `gated_delta_net`
+write what the state before lacks of v: the delta rule.
 
 `choose` says which implementation an operation would run, and why. `State` is what an operation returns on request and
 what a step continues from; `zero_state` makes the first one. `retnet_log_decays` and `lightning_slopes` make decays.
 `Options` and `StepOptions` describe the keywords that all operations and all steps take. `mamba2_ssd` and its step take
-`Mamba2Options` and `Mamba2StepOptions`, `gla` takes `GlaOptions`.
+`Mamba2Options` and `Mamba2StepOptions`, `gla` takes `GlaOptions`, delta rules take `DeltaOptions` and
+`DeltaStepOptions`.
 
 Sequences are (B, H, T, d), or (B, T, H, d) with `layout="bthd"`; steps are (B, H, d). Gradients flow to every tensor of
 an operation; a step has none. An example, which runs on any device:
@@ -38,6 +42,15 @@ an operation; a step has none. An example, which runs on any device:
 
 from .kernels.api import Options, chunkwise
 from .kernels.backends import Choice, choose
+from .kernels.delta.gating import DELTA_NET, GATED_DELTA_NET
+from .kernels.delta.operations import (
+    DeltaOptions,
+    DeltaStepOptions,
+    delta_net,
+    delta_net_step,
+    gated_delta_net,
+    gated_delta_net_step,
+)
 from .kernels.gla.gating import GLA
 from .kernels.gla.operations import GlaOptions, gla, gla_step
 from .kernels.scalar.operations import (
@@ -70,6 +83,7 @@ from .kernels.types import (
     RETENTION,
     SIMPLE_GLA,
     ChunkSize,
+    DeltaImplementation,
     Gate,
     GlaImplementation,
     Implementation,
@@ -78,6 +92,8 @@ from .kernels.types import (
 )
 
 __all__ = [
+    "DELTA_NET",
+    "GATED_DELTA_NET",
     "GLA",
     "MAMBA2",
     "MLSTM_EXP",
@@ -86,6 +102,9 @@ __all__ = [
     "SIMPLE_GLA",
     "Choice",
     "ChunkSize",
+    "DeltaImplementation",
+    "DeltaOptions",
+    "DeltaStepOptions",
     "Gate",
     "GlaImplementation",
     "GlaOptions",
@@ -100,6 +119,10 @@ __all__ = [
     "TileConfig",
     "choose",
     "chunkwise",
+    "delta_net",
+    "delta_net_step",
+    "gated_delta_net",
+    "gated_delta_net_step",
     "gated_retention",
     "gated_retention_step",
     "gla",

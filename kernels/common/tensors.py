@@ -1,4 +1,4 @@
-"""What references and operators do with tensors: share heads, cut axes, round, scan."""
+"""What references and operators do with tensors: share heads, cut axes, round, sum decays, scan."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.nn.functional import threshold
+from torch.nn.functional import pad, threshold
 
 
 def shared(x: Tensor, heads: int) -> Tensor:
@@ -36,6 +36,26 @@ def weight(log_weight: Tensor) -> Tensor:
     """Return exp, and 0 where it is next to subnormal: CPUs multiply subnormal numbers many times slower."""
     smallest = math.log(2.0**20 * torch.finfo(log_weight.dtype).tiny)
     return torch.exp(threshold(log_weight, smallest, -math.inf))
+
+
+def sums_after(g: Tensor) -> Tensor:
+    """Return the sum of the log decays (..., L, d) after each step of a chunk."""
+    return pad(g, (0, 0, 0, 1))[..., 1:, :].flip(-2).cumsum(-2).flip(-2)
+
+
+def sums_between(g: Tensor) -> Tensor:
+    """Return g_{j+1} + ... + g_i (..., L, L, d) of g (..., L, d) for every i >= j, and -inf for j > i.
+
+    Every sum is its own: a difference of two would cancel digits, and be NaN behind a decay of -inf.
+    """
+    causal = torch.ones(g.shape[-2], g.shape[-2], dtype=torch.bool, device=g.device).tril()[..., None]
+    later = causal.squeeze(-1).tril(-1)[..., None]
+    return torch.where(later, g[..., :, None, :], 0.0).cumsum(-3).masked_fill(~causal, -math.inf)
+
+
+def scale_of(scale: float | None, q: Tensor) -> float:
+    """Return the scale of q (..., d_qk)."""
+    return q.shape[-1] ** -0.5 if scale is None else scale
 
 
 def scan(x: Tensor, keep: Tensor, new: Tensor) -> tuple[Tensor, Tensor]:

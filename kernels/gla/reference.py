@@ -10,13 +10,20 @@ are autograd's.
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from tflabench.kernels.common.tensors import rounded, scan, shared, unflatten, weight
+from tflabench.kernels.common.tensors import (
+    rounded,
+    scale_of,
+    scan,
+    shared,
+    sums_after,
+    sums_between,
+    unflatten,
+    weight,
+)
 from tflabench.kernels.state import State
 from tflabench.kernels.types import Gating
 
@@ -120,29 +127,9 @@ def chunkwise(
     return o.flatten(2, 3)[:, :, :T].to(dtype), State(last)
 
 
-def sums_after(g: Tensor) -> Tensor:
-    """Return the sum of the log decays (..., L, d) after each step of a chunk."""
-    return pad(g, (0, 0, 0, 1))[..., 1:, :].flip(-2).cumsum(-2).flip(-2)
-
-
-def sums_between(g: Tensor) -> Tensor:
-    """Return g_{j+1} + ... + g_i (..., L, L, d) of g (..., L, d) for every i >= j, and -inf for j > i.
-
-    Every sum is its own: a difference of two would cancel digits, and be NaN behind a decay of -inf.
-    """
-    causal = torch.ones(g.shape[-2], g.shape[-2], dtype=torch.bool, device=g.device).tril()[..., None]
-    later = causal.squeeze(-1).tril(-1)[..., None]
-    return torch.where(later, g[..., :, None, :], 0.0).cumsum(-3).masked_fill(~causal, -math.inf)
-
-
 def _start(q: Tensor, v: Tensor, initial: State | None) -> Tensor:
     """Return the matrix before the first step, in the dtype that it is computed in."""
     work = torch.promote_types(q.dtype, torch.float32)
     if initial is None:
         return q.new_zeros((*v.shape[:2], q.shape[-1], v.shape[-1]), dtype=work)
     return initial.C.to(work)
-
-
-def scale_of(scale: float | None, q: Tensor) -> float:
-    """Return the scale of q (..., d_qk)."""
-    return q.shape[-1] ** -0.5 if scale is None else scale

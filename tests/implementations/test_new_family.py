@@ -16,8 +16,8 @@ from tflabench.rows import load
 from tflabench.theory import cost
 from tflabench.theory.hardware import find
 
-# S_t = S_{t-1} (1 - beta k k^T) + beta k v^T, with grouped heads: what docs/add-a-family.md lists, in one file.
-DELTA_RULE = """
+# S_t = S_{t-1} (1 - beta v v^T) + beta k v^T, with grouped heads: what docs/add-a-family.md lists, in one file.
+OJAS_RULE = """
 from functools import partial
 from types import SimpleNamespace
 
@@ -27,13 +27,13 @@ from tflabench.plugin import REFERENCE, Family, GateCounts, Gating, Recurrence, 
 
 
 class Beta(Gating):
-    family, forget_of, writes = "delta", None, True
+    family, forget_of, writes = "oja", None, True
 
 
 def decode(q, k, v, f, beta, state, *, gate, scale):
     q, k = (x.repeat_interleave(v.shape[1] // x.shape[1], 1) for x in (q * scale, k))
-    error = beta[..., None] * (v - (k[..., None, :] @ state.C)[..., 0, :])
-    C = state.C + k[..., :, None] * error[..., None, :]
+    error = beta[..., None] * (k - (state.C @ v[..., :, None])[..., 0])
+    C = state.C + error[..., :, None] * v[..., None, :]
     return (q[..., None, :] @ C)[..., 0, :].to(v.dtype), ops.State(C)
 
 
@@ -46,29 +46,29 @@ def chunkwise(q, k, v, f, beta, initial, *, gate, scale, chunk_size, state_dtype
     return torch.stack(outputs, 2), state
 
 
-def delta_rule(q, k, v, beta, **options):
-    return ops.chunkwise(q, k / k.norm(dim=-1, keepdim=True), v, None, beta.sigmoid(), gate=Beta(), **options)
+def ojas_rule(q, k, v, beta, **options):
+    return ops.chunkwise(q, k, v / v.norm(dim=-1, keepdim=True), None, beta.sigmoid(), gate=Beta(), **options)
 
 
 IMPLEMENTATIONS = register_family(
     Family(Beta, lambda: SimpleNamespace(chunkwise=chunkwise, decode=decode)),
     Recurrence(
-        "delta", "Delta rule", delta_rule, Beta(), partial(attention_inputs, beta=()), {"reference": REFERENCE},
-        counts="delta", bound="one_gate",
+        "oja", "Oja's rule", ojas_rule, Beta(), partial(attention_inputs, beta=()), {"reference": REFERENCE},
+        counts="oja", bound="one_gate",
     ),
-    GateCounts("Delta rule", lambda d_qk: 1),
+    GateCounts("Oja's rule", lambda d_qk: 1),
 )
 """
 
 
 @pytest.fixture
 def plugin(tmp_path: Path):
-    path = tmp_path / "delta.py"
-    path.write_text(DELTA_RULE)
+    path = tmp_path / "oja.py"
+    path.write_text(OJAS_RULE)
     yield path
     registry._plugged.clear()
-    families.FAMILIES.pop("delta", None)
-    cost.GATES.pop("delta", None)
+    families.FAMILIES.pop("oja", None)
+    cost.GATES.pop("oja", None)
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
@@ -80,7 +80,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
 
 
 def test_a_family_is_measured_verified_counted_advised_and_drawn(plugin, tmp_path, capsys):
-    given = ("--plugin", plugin, "--impl", "reference_delta", "--device", "cpu", "-a", "seq_len=16,32", "-a", "heads=6")
+    given = ("--plugin", plugin, "--impl", "reference_oja", "--device", "cpu", "-a", "seq_len=16,32", "-a", "heads=6")
     given = (*given, "-a", "heads_qk=2", "-a", "head_dim=16", "-a", "dtype=float32", "-a", "pass=fwbw")
     run(capsys, "sweep", *given, "--paper-protocol", "--no-plots", "--out", tmp_path / "rows")
     rows = load.rows_by_point(tmp_path / "rows").values()
@@ -93,7 +93,7 @@ def test_a_family_is_measured_verified_counted_advised_and_drawn(plugin, tmp_pat
         assert row.rel_error < 1e-4
         assert row.model_flops
         assert row.model_bytes
-    assert "reference_delta" in run(capsys, "verify", *given)
+    assert "reference_oja" in run(capsys, "verify", *given)
     assert list((tmp_path / "plots").glob("runtime*")) == []
     run(capsys, "plot", tmp_path / "rows", "--what", "runtime", "--format", "svg", "--out", tmp_path / "plots")
     assert list((tmp_path / "plots").glob("runtime*.svg"))
@@ -102,11 +102,11 @@ def test_a_family_is_measured_verified_counted_advised_and_drawn(plugin, tmp_pat
 def test_theory_knows_a_family(plugin):
     registry.plug_in(str(plugin))
     problem, gpu = Problem(1, 48, 4096, 128, 128, heads_qk=16), find("H100-SXM")
-    given = advise.advice(advise.Demand(problem), gpu, ("delta",), "cuda")
-    assert {choice.kernel.name for choice in given.ranked} == {"reference_delta"}
-    impl = registry.get("reference_delta")
+    given = advise.advice(advise.Demand(problem), gpu, ("oja",), "cuda")
+    assert {choice.kernel.name for choice in given.ranked} == {"reference_oja"}
+    impl = registry.get("reference_oja")
     apart = problem.with_(heads_qk=None)
     assert impl.count(problem).flops == impl.count(apart).flops
     saved = impl.count(apart).bytes - impl.count(problem).bytes
     assert saved >= 2 * 2 * 32 * 4096 * 128  # q and k of 32 heads, at least once
-    assert "Delta rule" in paper.FIGURES["fig17"]("delta").title
+    assert "Oja's rule" in paper.FIGURES["fig17"]("oja").title

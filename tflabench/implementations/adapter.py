@@ -135,7 +135,7 @@ class Implementation:
         operation: what it computes, by a name, where implementations of other packages compute the same and it is no
             mLSTM: "simple_gla", "mamba2", ...
         bound: which formula of `theory.roofline` bounds its problem, where its family does not say: an mLSTM has
-            two gates, attention is attention. None elsewhere: no formula (the delta rules, Mamba).
+            two gates, attention is attention. None elsewhere: no formula (Mamba).
     """
 
     name: str

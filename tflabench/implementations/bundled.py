@@ -35,6 +35,7 @@ from tflabench.implementations.recurrences import (
 from tflabench.implementations.recurrences import build_step as build_recurrence_step
 from tflabench.kernels.common import tiling
 from tflabench.kernels.common.sizes import USUAL, refuses_dtype, shared_memory
+from tflabench.kernels.delta.gating import DELTA_NET, GATED_DELTA_NET
 from tflabench.kernels.families import FAMILIES
 from tflabench.kernels.gla import plan as gla_plan
 from tflabench.kernels.gla.gating import GLA
@@ -159,6 +160,13 @@ def lightning_inputs(problem: Problem, device: torch.device) -> dict[str, Tensor
 def gla_inputs(problem: Problem, device: torch.device) -> dict[str, Tensor]:
     """Return inputs with log decays g of one channel each."""
     return decayed_inputs(problem, device, g=(problem.d_qk,))
+
+
+def delta_inputs(gated: bool, problem: Problem, device: torch.device) -> dict[str, Tensor]:
+    """Return inputs with beta, the sigmoid of what is drawn, and log decays g where they are `gated`."""
+    inputs = decayed_inputs(problem, device, g=(), beta=()) if gated else attention_inputs(problem, device, beta=())
+    beta = inputs["beta"]
+    return inputs | {"beta": beta.detach().sigmoid().requires_grad_(beta.requires_grad)}
 
 
 def mamba2_inputs(problem: Problem, device: torch.device) -> dict[str, Tensor]:
@@ -367,6 +375,19 @@ GATED_LINEAR_ATTENTION = Recurrence(
 )  # fmt: skip
 
 
+DELTA = {"reference": replace(REFERENCE, facts=PLAIN)}
+DELTA_RULES = (
+    Recurrence(
+        "delta_net", "DeltaNet", "delta_net", DELTA_NET, partial(delta_inputs, False), DELTA, {"l2_normalize": True},
+        counts="delta_net", bound="delta_rule",
+    ),
+    Recurrence(
+        "gated_delta_net", "Gated DeltaNet", "gated_delta_net", GATED_DELTA_NET, partial(delta_inputs, True), DELTA,
+        {"l2_normalize": True}, decays=1, counts="gated_delta_net", bound="gated_delta_rule",
+    ),
+)  # fmt: skip
+
+
 def _recurrence_step(op: Recurrence) -> Implementation:
     build, title = partial(build_recurrence_step, op), f"{op.title} decode step"
     return Implementation(f"step_{op.name}", op.family, title, build, operation=op.name, groups=not op.shared, **STEP)
@@ -386,4 +407,6 @@ IMPLEMENTATIONS: tuple[Implementation, ...] = (
     *(implementation(op, kernels) for op in RECURRENCES for kernels in op.variants),
     *map(_recurrence_step, RECURRENCES),
     *(implementation(GATED_LINEAR_ATTENTION, kernels) for kernels in CHANNEL_GATES),
+    *(implementation(op, kernels) for op in DELTA_RULES for kernels in DELTA),
+    *map(_recurrence_step, DELTA_RULES),
 )

@@ -21,8 +21,10 @@ exp, Table 8 sums to 2 d_hv a step and Table 17 prints 4 d_hv.
 
 What depends on the gates is a `GateCounts` in `GATES`. Gated Linear Attention ("gla") is counted as the mLSTM is, with
 a decay for each channel of k. Its decays come as logarithms, a channel's running sum takes one addition a step, and
-they weigh q and k in place of a matrix D of pairs. Another family adds its own. Where the paper prints nothing,
-published counts are the exact ones.
+they weigh q and k in place of a matrix D of pairs. The delta rules ("delta_net", "gated_delta_net") are counted as
+kernels of their own compute them, by tiles of DELTA_TILE steps, matrix products alone: errors R = (I + A)^-1 (V - K C)
+of a tile, A what K K^T has below its diagonal, stand in the place of V. Another family adds its own. Where the paper
+prints nothing, published counts are the exact ones.
 
 The paper counts no backward pass. `pass_="fwbw"` adds one derived from its section B.3: the matrix products of the
 gradients, with the states recomputed from k and v; pointwise work, about a hundredth of it, is left out. Chunkwise,
@@ -45,6 +47,7 @@ Counts = Literal["exact", "published"]
 Number = Any  # int, float or numpy array
 
 DEFAULT_CHUNK_SIZE = 128  # where an implementation does not say: what the paper found fastest (Fig. 4, xl_chunk)
+DELTA_TILE = 64  # steps whose errors the kernels of the delta rules solve for together
 ATTENTION_BACKWARD = 2.5  # five matrix products in the backward (one recomputed), two in the forward
 
 
@@ -122,6 +125,7 @@ class GateCounts:
         published: (formulation, d_qk, d_hv, causal_factor) -> its row of Table 17; None where the paper prints none.
         optimum_printed: the paper prints the best chunk size of its forward pass (eqs. 111 and 121).
         modelled: the calibrated model and the model of the fused kernels know it.
+        delta: what is written is v less what the state has of it, the delta rule.
         note: how its counts are called, beside published ones.
     """
 
@@ -132,6 +136,7 @@ class GateCounts:
     published: Callable[[Formulation, Number, Number, float], Polynomial] | None = None
     optimum_printed: bool = False
     modelled: bool = False
+    delta: bool = False
     note: str = "counts of its matrix products"
 
 
@@ -286,6 +291,25 @@ def _channel_gate_flop_terms(
     }
 
 
+def _delta_flop_terms(
+    formulation: Formulation, d_qk: Number, d_hv: Number, causal_factor: float, ops: OpCosts
+) -> Terms:
+    """Return `flop_terms` of the delta rules: those of linear attention, and what makes its values."""
+    terms = linear_recurrence_flop_terms(formulation, d_qk, d_hv, causal_factor, ops)
+    read, pairs, solve = Polynomial(linear=2 * d_qk * d_hv), 2 * causal_factor, Polynomial(linear=DELTA_TILE**2 / 3)
+    if formulation == "recurrent":
+        return terms | {"errors: K C": read}
+    if formulation == "parallel":
+        return terms | {"errors: K K^T, (I + A)^-1 V": Polynomial(square=pairs * (d_qk + d_hv)) + solve}
+    of_tile = pairs * DELTA_TILE
+    return terms | {
+        "scores of keys: K K^T": Polynomial(linear=of_tile * d_qk),
+        "inverse: (I + A)^-1": solve,
+        "errors: K C": read,
+        "errors: (I + A)^-1 (V - K C)": Polynomial(linear=of_tile * d_hv),
+    }
+
+
 def published_flops(
     formulation: Formulation, gate: Gate, d_qk: Number, d_hv: Number, causal_factor: float = 0.5
 ) -> Polynomial:
@@ -334,6 +358,8 @@ def backward_flop_terms(
     if formulation == "attention":
         forward = flop_terms(formulation, gate, d_qk, d_hv, causal_factor)
         return {name: term * ATTENTION_BACKWARD for name, term in forward.items()}
+    if GATES[gate].delta:
+        return _delta_backward_flop_terms(formulation, d_qk, d_hv, F)
     if formulation == "recurrent":
         return {
             "states, again": Polynomial(linear=4 * dd),
@@ -362,6 +388,49 @@ def backward_flop_terms(
         "dV kernel: S^T = K Q^T, again": over_qk,
         "dV kernel: S^T dH": over_hv,
         "dV kernel: K dC": through_state,
+    }
+
+
+def _delta_backward_flop_terms(formulation: Formulation, d_qk: Number, d_hv: Number, causal_factor: float) -> Terms:
+    """Return `backward_flop_terms` of the delta rules: k reads the state as q does, with the gradient -dV."""
+    dd, F = d_qk * d_hv, causal_factor
+    through_state = Polynomial(linear=2 * dd)
+    if formulation == "recurrent":
+        return {
+            "states, again": Polynomial(linear=6 * dd),
+            "state gradients": Polynomial(linear=6 * dd),
+            "dQ, dK, dV": Polynomial(linear=8 * dd),
+        }
+    solve = Polynomial(linear=DELTA_TILE**2 / 3)
+    over_qk, over_hv = Polynomial(square=2 * F * d_qk), Polynomial(square=2 * F * d_hv)
+    of_pairs = {
+        "dQ kernel: dS = dH R^T": over_hv,
+        "dQ kernel: dS K": over_qk,
+        "dK kernel, reads: dA = dV R^T": over_hv,
+        "dK kernel, reads: dA K": over_qk,
+        "dK kernel, writes: dS^T = R dH^T, again": over_hv,
+        "dK kernel, writes: dS^T Q": over_qk,
+        "dK kernel, writes: dA^T = R dV^T, again": over_hv,
+        "dK kernel, writes: dA^T K": over_qk,
+    }
+    if formulation == "parallel":
+        scores = {"Q K^T, again": over_qk, "K K^T, again": over_qk, "(I + A)^-1, again": solve}
+        return scores | {"dR = S^T dH": over_hv, "dV = (I + A)^-T dR": over_hv} | of_pairs
+    tile_qk, tile_hv = (Polynomial(linear=2 * F * DELTA_TILE * d) for d in (d_qk, d_hv))
+    return {
+        "C kernel: K^T R, again": Polynomial(constant=2 * dd, linear=2 * dd),
+        "tile kernel: K K^T, again": tile_qk,
+        "tile kernel: Q K^T, again": tile_qk,
+        "tile kernel: (I + A)^-1, again": solve,
+        "dC kernel: S^T dH": tile_hv,
+        "dC kernel: K dC": through_state,
+        "dC kernel: (I + A)^-T dR": tile_hv,
+        "dC kernel: Q^T dH": Polynomial(constant=2 * dd, linear=2 * dd),
+        "dC kernel: K^T dV": through_state,
+        **of_pairs,
+        "dQ kernel: dH C^T": through_state,
+        "dK kernel, reads: dV C^T": through_state,
+        "dK kernel, writes: R dC^T": through_state,
     }
 
 
@@ -396,11 +465,20 @@ def byte_terms(
         return {"load": qkv + gates + state, "store": h + state}
     state = Polynomial(constant=state)
     kv = Polynomial(linear=(of_qk + d_hv) * element_bytes)
-    return {
+    terms = {
         "recurrent kernel, load": kv + gates,
         "recurrent kernel, store": state,
         "parallel kernel, load": qkv + gates + state,
         "parallel kernel, store": h + normalizer,
+    }
+    if not GATES[gate].delta:
+        return terms
+    k, inverse = Polynomial(linear=of_qk * element_bytes), Polynomial(linear=DELTA_TILE * element_bytes)
+    return terms | {
+        "tile kernel, load": k + gates,
+        "tile kernel, store": inverse,
+        "recurrent kernel, load": kv + gates + inverse,
+        "recurrent kernel, store": state + h,  # errors are as wide as h
     }
 
 
@@ -434,6 +512,23 @@ def backward_byte_terms(
         state = Polynomial(linear=4 * state)  # C and dC, read and written every step
         return {"load and store": inputs + gates * 2 + normalizer + gradients + state}
     state = Polynomial(constant=state)
+    if GATES[gate].delta:
+        pairs = Polynomial(linear=2 * DELTA_TILE * element_bytes)  # the inverse, and Q K^T of tiles
+        return {
+            "C kernel, load": qk + hv + gates,
+            "C kernel, store": state,
+            "tile kernel, load": qk * 2 + gates,
+            "tile kernel, store": pairs,
+            "dC kernel, load": inputs + gates + pairs + state,
+            "dC kernel, store": state + hv + gates,
+            "dQ kernel, load": inputs + gates + state,
+            "dQ kernel, store": qk + gates,
+            "dK kernel, reads, load": qk + hv * 2 + gates + state,
+            "dK kernel, reads, store": qk + gates,
+            "dK kernel, writes, load": inputs + qk + hv * 2 + gates * 2 + state,
+            "dK kernel, writes, store": qk * 2 + gates * 2,
+            "dK, parts added up": qk * 4,
+        }
     return {
         "C kernel, load": qk + hv + gates,
         "C kernel, store": state,
@@ -487,6 +582,8 @@ GATES: dict[Gate, GateCounts] = {
         )
         for name, exp in {"exp": True, "sig": False}.items()
     },
+    "delta_net": GateCounts("DeltaNet", lambda d_qk: 1, _delta_flop_terms, delta=True),
+    "gated_delta_net": GateCounts("Gated DeltaNet", lambda d_qk: 2, _delta_flop_terms, delta=True),
     "gla": GateCounts(
         "GLA", lambda d_qk: d_qk, _channel_gate_flop_terms, note="counts as of Table 8, a decay a channel"
     ),

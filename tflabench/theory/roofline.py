@@ -11,6 +11,11 @@ both is the sum. Per token and head, with e bytes an element, t = min(64, T), an
               FLOPs  10 d_qk d_hv + t (3 d_qk + 2 d_hv)                  update C and dC, read them for dq, dk and dv;
                                                                          S = QK^T, dh V^T, S^T dh, dS K, dS^T Q
 
+A delta rule takes more FLOPs, as k reads the state too:
+
+    forward   FLOPs  + 2 d_qk d_hv + t (d_qk + d_hv)                     K C; K K^T, errors of a tile
+    backward  FLOPs  + 6 d_qk d_hv + t (3 d_qk + 2 d_hv)                 K dC, K^T dV, dV C^T; K K^T, their gradients
+
 Heads of v that share a head of q and k read these once, write their gradients once, and have one QK^T.
 
 64 is the smallest tile that tensor cores take well. A kernel with smaller chunks does fewer FLOPs, so that it can be
@@ -29,8 +34,8 @@ from tflabench.theory.hardware import Ceilings
 
 Number = Any  # float or numpy array
 # What a problem computes, as far as its bound depends on that: softmax attention, or a linear recurrence without gates,
-# with one or two gates a step and head, or with a gate a step and key channel.
-Bounded = Literal["attention", "ungated", "one_gate", "two_gates", "channel_gates"]
+# with one or two gates a step and head, or with a gate a step and key channel; or a delta rule, without decay or with.
+Bounded = Literal["attention", "ungated", "one_gate", "two_gates", "channel_gates", "delta_rule", "gated_delta_rule"]
 GATE_BYTES = 4  # of one gate, or of its gradient
 TILE = 64  # steps
 
@@ -80,16 +85,23 @@ def pass_bounds(bounded: Bounded, problem: Problem) -> tuple[Cost, ...] | None:
     if problem.pass_ == "decode":
         return None
     d_qk, d_hv, e = problem.d_qk, problem.d_hv, problem.element_bytes
-    gates = {"one_gate": GATE_BYTES, "two_gates": 2 * GATE_BYTES, "channel_gates": e * d_qk}.get(bounded, 0)
+    one, two, delta = GATE_BYTES, 2 * GATE_BYTES, bounded in ("delta_rule", "gated_delta_rule")
+    of_gates = {"one_gate": one, "two_gates": two, "delta_rule": one, "gated_delta_rule": two}
+    gates = e * d_qk if bounded == "channel_gates" else of_gates.get(bounded, 0)
     recurrent = bounded != "attention"
     state = d_qk * d_hv if recurrent else 0
     t = min(TILE, problem.seq_len) if recurrent else problem.seq_len
     tokens = problem.tokens * problem.heads
     d_k = d_qk / problem.group if problem.group > 1 else d_qk  # what is read, and multiplied for scores, once a group
     read = e * (2 * d_k + 2 * d_hv) + gates  # backward, dh is read in place of h, which forward writes
-    forward = Cost(flops=tokens * (4 * state + t * (d_k + d_hv)), bytes=tokens * read)
+    flops = 4 * state + t * (d_k + d_hv)
+    flops_back = 10 * state + t * (2 * d_qk + d_k + 2 * d_hv)
+    if delta:
+        flops += 2 * state + t * (d_k + d_hv)
+        flops_back += 6 * state + t * (2 * d_qk + d_k + 2 * d_hv)
+    forward = Cost(flops=tokens * flops, bytes=tokens * read)
     written = e * (2 * d_k + d_hv) + gates
-    backward = Cost(flops=tokens * (10 * state + t * (2 * d_qk + d_k + 2 * d_hv)), bytes=tokens * (read + written))
+    backward = Cost(flops=tokens * flops_back, bytes=tokens * (read + written))
     return (forward, backward) if problem.pass_ == "fwbw" else (forward,)
 
 
@@ -97,7 +109,7 @@ def bound_s(bounded: Bounded | None, problem: Problem, ceilings: Ceilings) -> fl
     """Return the bound of a problem in seconds, None where there is no formula.
 
     Args:
-        bounded: None for what no formula covers: the delta rules and Mamba.
+        bounded: None for what no formula covers: Mamba.
         ceilings: of the dtype of the problem.
     """
     costs = pass_bounds(bounded, problem) if bounded else None

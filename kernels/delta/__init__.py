@@ -1,0 +1,1 @@
+"""The delta rule, with a decay and without: DeltaNet and Gated DeltaNet."""

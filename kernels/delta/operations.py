@@ -1,0 +1,150 @@
+"""DeltaNet and Gated DeltaNet on sequences and step by step."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypedDict, Unpack, cast, overload
+
+from torch import Tensor
+
+from tflabench.kernels.api import compute
+from tflabench.kernels.checks import check_between, check_no_others, check_tensor
+from tflabench.kernels.state import State
+from tflabench.kernels.step import StepOptions, compute_step
+from tflabench.kernels.types import ChunkSize, DeltaImplementation, Layout
+
+from .gating import DeltaGate
+from .reference import l2_normalized
+
+NAMES = "g", "beta"
+
+
+class DeltaTerms(TypedDict, total=False):
+    """Keywords that `delta_net`, `gated_delta_net` and their steps have for themselves.
+
+    Attributes:
+        l2_normalize: divide q and k by sqrt(sum of their squares + 1e-6) before all else; False is the default.
+        beta_max: 1, the default, or 2: the largest beta. Above 1 a state may turn over, and errors grow more: in 16
+            bits 2 makes kernels multiply with more digits.
+    """
+
+    l2_normalize: bool
+    beta_max: Literal[1, 2]
+
+
+class DeltaOptions(DeltaTerms, total=False):
+    """Keywords of `delta_net` and `gated_delta_net`: `DeltaTerms` and these.
+
+    Attributes:
+        scale, initial_state, cu_seqlens, chunk_size, layout: as in `Options`.
+        implementation: "reference", or "auto", the default, which is the same until there are kernels.
+    """
+
+    scale: float | None
+    initial_state: State | None
+    cu_seqlens: Tensor | None
+    chunk_size: ChunkSize
+    layout: Layout
+    implementation: DeltaImplementation
+
+
+class DeltaStepOptions(StepOptions, DeltaTerms, total=False):
+    """Keywords of `delta_net_step` and `gated_delta_net_step`: `StepOptions` and `DeltaTerms`."""
+
+
+@overload
+def delta_net(
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, *,
+    return_last_state: Literal[False] = False, **options: Unpack[DeltaOptions],
+) -> Tensor: ...  # fmt: skip
+@overload
+def delta_net(
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, *,
+    return_last_state: Literal[True], **options: Unpack[DeltaOptions],
+) -> tuple[Tensor, State]: ...  # fmt: skip
+def delta_net(
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, *,
+    return_last_state: bool = False, **options: Unpack[DeltaOptions],
+) -> Tensor | tuple[Tensor, State]:  # fmt: skip
+    """Compute DeltaNet, which corrects what the state has for a key (Yang et al. 2024, eq. 5).
+
+        S_t = S_{t-1} + beta_t k_t (v_t - S_{t-1}^T k_t)^T,   o_t = S_t^T q_t,   q scaled
+
+    Arguments as for `gated_delta_net`, without g.
+    """
+    return _computed(q, k, v, None, beta, return_last_state, options)
+
+
+@overload
+def gated_delta_net(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *,
+    return_last_state: Literal[False] = False, **options: Unpack[DeltaOptions],
+) -> Tensor: ...  # fmt: skip
+@overload
+def gated_delta_net(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *,
+    return_last_state: Literal[True], **options: Unpack[DeltaOptions],
+) -> tuple[Tensor, State]: ...  # fmt: skip
+def gated_delta_net(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *,
+    return_last_state: bool = False, **options: Unpack[DeltaOptions],
+) -> Tensor | tuple[Tensor, State]:  # fmt: skip
+    """Compute Gated DeltaNet: the delta rule on a state that decays (Yang et al. 2025, eq. 10).
+
+        S_t = exp(g_t) S_{t-1} + beta_t k_t (v_t - exp(g_t) S_{t-1}^T k_t)^T,   o_t = S_t^T q_t,   q scaled
+
+    Gradients flow from o and the last state to q, k, v, g, beta and the initial state.
+
+    Args:
+        q, k: (B, H, T, d_qk), bfloat16, float16 or float32 (float64 too: reference), or with fewer heads, each for
+            consecutive ones of v. v: (B, H, T, d_hv), like q. Under autocast they are cast, the others are not.
+        g: log decays (B, H, T), <= 0, any floating dtype; -inf starts a document.
+        beta: (B, H, T), from 0 to `beta_max`, any floating dtype.
+        return_last_state: return (o, State) instead of o.
+        options: see `DeltaOptions`.
+
+    Returns:
+        o (B, H, T, d_hv), in the dtype of q, or (o, State).
+
+    Raises:
+        TypeError, ValueError: see `chunkwise`.
+    """
+    return _computed(q, k, v, g, beta, return_last_state, options)
+
+
+def _computed(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor, return_last_state: bool, options: DeltaOptions
+) -> Any:
+    if unknown := [name for name in options if name not in DeltaOptions.__annotations__]:
+        check_no_others(unknown, DeltaOptions.__annotations__)
+    q, k, gate = _prepared(q, k, beta, g is not None, options)
+    return compute(q, k, v, g, beta, gate, options, names=NAMES, return_last_state=return_last_state)
+
+
+def _prepared(q: Tensor, k: Tensor, beta: Tensor, gated: bool, options: DeltaTerms) -> tuple[Tensor, Tensor, DeltaGate]:
+    """Return q and k as they are multiplied, and the gate; its keywords leave the options."""
+    normalize, gate = options.pop("l2_normalize", False), DeltaGate(gated, options.pop("beta_max", 1))
+    check_between("beta", check_tensor("beta", beta, q), 0, gate.beta_max)
+    if normalize:
+        q, k = (l2_normalized(check_tensor(name, x, q)) for name, x in (("q", q), ("k", k)))
+    return q, k, gate
+
+
+def delta_net_step(
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, state: State, **options: Unpack[DeltaStepOptions]
+) -> Tensor:
+    """Compute o_t (B, H, d_hv) of `delta_net`, with beta (B, H), and replace the state: in PyTorch."""
+    return _step(q, k, v, None, beta, state, options)
+
+
+def gated_delta_net_step(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: State, **options: Unpack[DeltaStepOptions]
+) -> Tensor:
+    """Compute o_t (B, H, d_hv) of `gated_delta_net`, with g and beta (B, H), and replace the state: in PyTorch."""
+    return _step(q, k, v, g, beta, state, options)
+
+
+def _step(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor, state: State, options: DeltaStepOptions
+) -> Tensor:
+    q, k, gate = _prepared(q, k, beta, g is not None, options)
+    return compute_step(q, k, v, g, beta, state, gate, cast("StepOptions", options), names=NAMES)

@@ -1,0 +1,139 @@
+"""The delta rule in plain PyTorch, in two forms: the oracle of its kernels, and what CPUs run.
+
+    r_t = v_t - (exp(g_t) S_{t-1})^T k_t,   S_t = exp(g_t) S_{t-1} + beta_t k_t r_t^T,   o_t = scale S_t^T q_t
+
+`recurrent` is the definition. `chunkwise` makes all r_t of a chunk at once, as the solution of a triangular system
+(Yang et al. 2024, "Parallelizing linear transformers with the delta rule"); what is left is linear attention with the
+values beta_t r_t. Both are exact to rounding in float64 at every decay, -inf among them: no sum of log decays is a
+difference. In 16 bits they do what tensor cores do: operands of matrix products are rounded, products are summed in
+float32. Gradients are autograd's. A g of None is no decay.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from tflabench.kernels.common.tensors import rounded, scale_of, shared, sums_after, sums_between, unflatten, weight
+from tflabench.kernels.state import State
+from tflabench.kernels.types import Gating
+
+from .gating import GATED_DELTA_NET
+
+
+def recurrent(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor, initial: State | None = None, *,
+    scale: float | None = None,
+) -> tuple[Tensor, State]:  # fmt: skip
+    """Compute the recurrence step by step.
+
+    Args:
+        q, k: (B, H, T, d_qk), or (B, G, T, d_qk): each for H / G consecutive heads of v.
+        v: (B, H, T, d_hv), of the dtype of q.
+        g: log decays (B, H, T), at most 0, any floating dtype; None is no decay.
+        beta: (B, H, T), from 0 to 2, any floating dtype.
+        initial: state before the first step; None is zero.
+        scale: of q; None is 1/sqrt(d_qk).
+
+    Returns:
+        o (B, H, T, d_hv) in the dtype of q, and the state after the last step in float32 (float64 for float64).
+    """
+    work = torch.promote_types(q.dtype, torch.float32)
+    state = _start(q, v, initial)
+    q, k = shared(q, v.shape[1]), shared(k, v.shape[1])
+    g = torch.zeros_like(beta) if g is None else g
+    outputs: list[Tensor] = []
+    for t in range(q.shape[2]):
+        q_t, k_t, v_t, g_t, beta_t = (x[:, :, t].to(work) for x in (q, k, v, g, beta))
+        o_t, state = step(q_t, k_t, v_t, g_t, beta_t, state, scale=scale)
+        outputs.append(o_t)
+    return torch.stack(outputs, dim=2).to(q.dtype), State(state)
+
+
+def step(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor, *, scale: float | None = None
+) -> tuple[Tensor, Tensor]:
+    """Compute o_t (B, H, d_hv) and the state after the step, of q, k (B, H, d_qk), v (B, H, d_hv), g, beta (B, H)."""
+    kept = torch.exp(g)[..., None, None] * state
+    error = v - (k[..., None, :] @ kept).squeeze(-2)
+    state = kept + k[..., :, None] * (beta[..., None] * error)[..., None, :]
+    return ((scale_of(scale, q) * q)[..., None, :] @ state).squeeze(-2), state
+
+
+def decode(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor, state: State, *,
+    gate: Gating, scale: float | None,
+) -> tuple[Tensor, State]:  # fmt: skip
+    """Compute o_t (B, H, d_hv) in the dtype of q and the state after one step, of tensors without time axis."""
+    del gate
+    dtype, work = q.dtype, torch.promote_types(q.dtype, torch.float32)
+    g = torch.zeros_like(beta) if g is None else g
+    given = (shared(q, v.shape[1]), shared(k, v.shape[1]), v, g, beta, state.C)
+    o, after = step(*(x.to(work) for x in given), scale=scale)
+    return o.to(dtype), State(after)
+
+
+def chunkwise(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None,
+    beta: Tensor,
+    initial: State | None = None,
+    *,
+    gate: Gating = GATED_DELTA_NET,
+    scale: float | None = None,
+    chunk_size: int = 64,
+    state_dtype: torch.dtype | None = None,
+) -> tuple[Tensor, State]:
+    """Compute the recurrence between chunks of L steps, and the steps of a chunk together.
+
+    Arguments and results as in `recurrent`, and:
+        chunk_size: L, any value >= 1; the last chunk may be shorter. Memory grows as T L.
+        gate, state_dtype: of no effect: g says whether there is a decay, and states are rounded to the dtype of q.
+    """
+    del gate, state_dtype
+    T, dtype = q.shape[2], q.dtype
+    L = min(chunk_size, T)
+    work = torch.promote_types(dtype, torch.float32)
+    S = _start(q, v, initial)
+    q, k = shared(q, v.shape[1]), shared(k, v.shape[1])
+    g = torch.zeros_like(beta) if g is None else g
+
+    # Chunks (B, H, N, L, ...); the steps added to fill the last one keep the state, and write nothing.
+    q, k, v = (unflatten(pad(x.to(work), (0, 0, 0, -T % L)), 2, (-1, L)) for x in (q, k, v))
+    g, beta = (unflatten(pad(x.to(work), (0, -T % L)), 2, (-1, L))[..., None] for x in (g, beta))
+    q = q * scale_of(scale, q)
+    between = weight(sums_between(g).squeeze(-1))  # [i, j]: decay from j to i, 0 for j > i
+    from_start, to_end = weight(g.cumsum(-2)), weight(sums_after(g))
+
+    # Errors R of a chunk: (I + A) R = V - (K * from_start) S, A_ij = between_ij (k_i . k_j) beta_j for j < i.
+    A = (between * (k @ k.mT)).tril(-1) * beta.mT
+    identity = torch.eye(L, dtype=work, device=q.device).expand_as(A)
+    inverse = rounded(torch.linalg.solve_triangular(A + identity, identity, upper=False, unitriangular=True), dtype)
+    k_reads, q_reads = rounded(k * from_start, dtype), rounded(q * from_start, dtype)
+    k_writes = rounded(k * (to_end * beta), dtype)
+    P = rounded(between * (q @ k.mT) * beta.mT, dtype)
+    keep = weight(g.sum(-2))[..., None]
+    outputs: list[Tensor] = []
+    for n in range(v.shape[2]):
+        start = rounded(S, dtype)
+        R = rounded(inverse[:, :, n] @ rounded(v[:, :, n] - k_reads[:, :, n] @ start, dtype), dtype)
+        outputs.append(P[:, :, n] @ R + q_reads[:, :, n] @ start)
+        S = keep[:, :, n] * S + k_writes[:, :, n].mT @ R
+    return torch.cat(outputs, 2)[:, :, :T].to(dtype), State(S)
+
+
+def l2_normalized(x: Tensor) -> Tensor:
+    """Return x (..., d) / sqrt(sum of x^2 + 1e-6), in the dtype of x."""
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    return (wide * (wide.square().sum(-1, keepdim=True) + 1e-6).rsqrt()).to(x.dtype)
+
+
+def _start(q: Tensor, v: Tensor, initial: State | None) -> Tensor:
+    """Return the matrix before the first step, in the dtype that it is computed in."""
+    work = torch.promote_types(q.dtype, torch.float32)
+    if initial is None:
+        return q.new_zeros((*v.shape[:2], q.shape[-1], v.shape[-1]), dtype=work)
+    return initial.C.to(work)
