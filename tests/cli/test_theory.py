@@ -99,10 +99,15 @@ class TestOptimalChunk:
         first = output("optimal-chunk", "--gpu", "A100").partition("\n\n")[0]
         assert "our tfla_sig_xl would run with L = " in " ".join(first.split())
 
+    def test_a_narrow_terminal_drops_columns_and_no_digits(self):
+        text = run(*PAPER, COLUMNS="60").stdout
+        assert {"1024", "2048", "4096"} <= set(text.split())
+        assert "No room for " in text
+
     def test_small_sizes_are_told_in_small_units(self):
         tiny = ["--batch", "1", "--heads", "1", "--seq-len", "64", "--d-qk", "16", "--d-hv", "16"]
         assert " KiB" in output("optimal-chunk", *tiny)
-        refused(["optimal-chunk", *tiny, "--memory-budget", "10"], "memory_budget is 10 bytes")
+        refused(["optimal-chunk", *tiny, "--memory-budget", "10"], "--memory-budget is 10 bytes")
 
     def test_the_papers_equations_are_claimed_only_where_they_hold(self):
         assert "(eq. 121)" in output(*PAPER, "--details")
@@ -224,8 +229,9 @@ class TestRoofline:
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
-        (["--pass", "decode"], "pass is 'decode': one step has no chunks"),
-        (["--causal-factor", "0.3"], "causal_factor is 0.3: it must lie in [0.5, 1]"),
+        (["--pass", "decode"], "--pass is 'decode': one step has no chunks"),
+        (["--d-qk", "0"], "--d-qk is 0: it must be at least 1"),
+        (["--causal-factor", "0.3"], "--causal-factor is 0.3: it must lie in [0.5, 1]"),
         (["--memory-budget", "lots"], "--memory-budget is 'lots': it must be a size such as 8GiB"),
         (["--peak-tflops", "100"], "--peak-tflops is given without --bandwidth-tbs"),
         (

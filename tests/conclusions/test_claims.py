@@ -112,7 +112,7 @@ CASES = {
     "measured: the best L": (over_chunks(VALLEY), over_chunks({64: 10.0, 256: 14.0, 4096: 70.0})),
     "theory: the best L": (
         over_chunks(VALLEY | {512: 15}, "fw", model_ms_upper={64: 5, 256: 3, 512: 2, 4096: 4}),
-        over_chunks(VALLEY | {512: 15}, "fw", model_ms_upper={64: 5, 256: 2, 512: 3, 4096: 4}),
+        over_chunks(VALLEY | {512: 15}, "fw", model_ms_upper={64: 2, 256: 3, 512: 3.5, 4096: 4}),
     ),
     "FLOP/s rise": (
         over_chunks(VALLEY, "fw", tflops={64: 100, 256: 150, 4096: 300}),
@@ -220,20 +220,19 @@ def of_exp(ratio: float, by: float = 0.0) -> Outcome:
     ("ratio", "by", "verdict"),
     [
         (1.1526, 0.003, "does not hold"),
-        (1.246, 0, "holds"),
-        (1.254, 0, "holds"),
-        (1.244, 0, "does not hold"),
-        (1.256, 0, "does not hold"),
-        (1.244, 0.002, "holds"),
-        (1.256, 0.002, "holds"),
-        (1.3, 0.04, "does not hold"),
+        (1.21, 0, "holds"),
+        (1.29, 0, "holds"),
+        (1.19, 0, "does not hold"),
+        (1.31, 0, "does not hold"),
+        (1.199, 0.002, "holds"),
+        (1.301, 0.002, "holds"),
     ],
 )
-def test_25_percent_faster_holds_where_the_interval_reaches_what_rounds_to_it(ratio, by, verdict):
+def test_about_25_percent_faster_holds_where_the_interval_reaches_20_to_30(ratio, by, verdict):
     found = of_exp(ratio, by)
     assert found.verdict == verdict
     if (ratio, by) == (1.1526, 0.003):
-        assert found.reason == "1.15 to 1.156 is not within 1.245 to 1.255"
+        assert found.reason == "1.15 to 1.156 is not within 1.2 to 1.3"
 
 
 def test_a_bound_is_not_rounded_and_must_be_passed():

@@ -21,6 +21,7 @@ from tflabench.conclusions.compare import (
     judge,
     match_implementations,
     match_points,
+    threshold_of,
 )
 from tflabench.conclusions.ratio import comparable, fastest, questions
 from tflabench.figures import ratios
@@ -59,6 +60,11 @@ def judged(a: Path, b: Path, *options) -> dict:
 def test_verdicts(b, verdict, reason):
     found = judge(row(), b)
     assert (found.verdict, found.reason) == (verdict, reason)
+
+
+def test_runs_on_a_cpu_are_judged_as_such():
+    on_cpu = {"device": "Some CPU, 2 cores", "gpu_uuid": None, "comparison_id": None}
+    assert threshold_of(row(**on_cpu), row(**on_cpu)).why == "between runs on a CPU"
 
 
 def few(*ms_by_round: float, **changes) -> Any:

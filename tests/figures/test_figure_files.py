@@ -21,7 +21,10 @@ ROWS = pd.DataFrame({"point": ["one"], "chunk_asked": ["auto"], "timed": [True],
 @pytest.mark.parametrize(("suffix", "magic"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")])
 def test_a_figure_is_written_with_its_caption(tmp_path, suffix, magic):
     files = write_figure(FIGURE, tmp_path / f"mine.{suffix}")
-    assert [path.name for path in files] == [f"mine.{suffix}", "mine.txt"]
+    assert [path.name for path in files] == [f"mine.{suffix}", "mine.txt", "mine.csv"]
+    assert pd.read_csv(files[2]).to_dict("list") == {
+        "panel": ["a panel"] * 2, "curve": ["a line"] * 2, "x": [0.0, 1.0], "y": [0.0, 1.0]
+    }  # fmt: skip
     assert files[0].read_bytes().startswith(magic)
     assert files[1].read_text().splitlines() == ["a title", "a setting", "a panel", "", "a source"]
 
@@ -35,7 +38,7 @@ def test_figures_of_a_folder_have_a_caption_and_rows_each(tmp_path):
     figures = [replace(FIGURE, rows=ROWS), replace(FIGURE, stem="theory-1.5")]
     files = write_figures(figures, tmp_path / "new", ["svg", "pdf"])
     names = ["some-figure.svg", "some-figure.pdf", "some-figure.txt", "some-figure.csv"]
-    assert [path.name for path in files] == [*names, "theory-1.5.svg", "theory-1.5.pdf", "theory-1.5.txt"]
+    assert [path.name for path in files] == [*names, *(f"theory-1.5.{end}" for end in ("svg", "pdf", "txt", "csv"))]
     assert all(path.stat().st_size for path in files)
 
 

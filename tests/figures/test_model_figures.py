@@ -15,9 +15,12 @@ from tflabench.figures.model import Band, Curve, Figure, Mark
 from tflabench.problem import InputError, Problem
 from tflabench.rows.load import read_rows
 from tflabench.rows.schema import Row
+from tflabench.theory import fused
 from tflabench.theory.chunk_size import Tradeoff
 from tflabench.theory.cost import GATES
 from tflabench.theory.hardware import find
+from tflabench.theory.launches import Modelled
+from tflabench.theory.roofline import time_bounds
 
 FIG_17 = {"batch": 8, "heads": 8, "seq_len": 8192, "d_qk": 256, "d_hv": 512}
 KINDS = {  # implementation -> formulation, package, gate, milliseconds forward by L
@@ -130,6 +133,12 @@ class TestPaper:
         assert figure.title.endswith("H100 is fastest at L = 634")
         assert all(note.ring for note in items(figure, Mark))
 
+    def test_all_lines_of_the_runtime_are_the_same_bound(self):
+        line = named(paper.fig17("sig", "fw"))["fused, H100"]
+        counted = fused.cost(paper.PAPER, Modelled("fused", "sig"), int(line.x[-1]))
+        upper = time_bounds(counted, find("paper-H100").ceilings).upper
+        assert line.y[-1] >= 0.95e3 * upper, "computing and moving add up, as in the lines of chunks"
+
     @pytest.mark.parametrize("name", ["fig17", "fig19", "fig20", "fig22"])
     def test_measured_rows_are_laid_over(self, results, name):
         figure = paper.FIGURES[name]("sig", "fw", read_rows(results))
@@ -189,11 +198,9 @@ class TestTheoryCommand:
         out = tmp_path / "new"
         result = run("theory", "fig16", "fig22", "--out", str(out), "--overlay", str(results), "--gate", "sig")
         assert result.exit_code == 0, result.stderr
-        endings = {"fig16-sig-fw": "png txt", "fig16-sig-fwbw": "png txt", "fig22-sig-fw": "png txt csv"}
-        endings["fig22-sig-fwbw"] = "png txt"  # no row is of this pass
-        names = [f"{stem}.{ending}" for stem, several in endings.items() for ending in several.split()]
-        assert result.stdout.split() == [str(out / name) for name in names]
-        assert all((out / f"{stem}.png").read_bytes().startswith(b"\x89PNG") for stem in endings)
+        stems = [f"{name}-sig-{pass_}" for name in ("fig16", "fig22") for pass_ in ("fw", "fwbw")]
+        assert result.stdout.split() == [str(out / f"{stem}.{end}") for stem in stems for end in ("png", "txt", "csv")]
+        assert all((out / f"{stem}.png").read_bytes().startswith(b"\x89PNG") for stem in stems)
         assert (out / "fig16-sig-fw.txt").read_text().startswith("mLSTMsig forward, theory: ")
 
     @pytest.mark.parametrize(

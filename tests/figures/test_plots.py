@@ -113,6 +113,58 @@ def test_the_best_of_each_owner_stands_out_and_all_others_are_grey():
     assert not any(curve.label for curve in context)
 
 
+def test_a_single_point_beside_lines_is_a_grey_dot():
+    rows = [*lengths(("tfla_sig_xl", "sdpa_flash"), ("fw",)), row("simple_gla", seq_len=4096, batch=16)]
+    panel = made(rows, ["runtime"])["runtime-seq_len"].panels[0]
+    (dot,) = (curve for curve in items(panel, Curve) if curve.name == "simple_gla")
+    assert (dot.role, dot.lone) == ("context", True)
+    drawing = matplotlib_renderer.draw(made(rows, ["runtime"])["runtime-seq_len"])
+    (line,) = (line for line in drawing.axes[0].get_lines() if len(line.get_xdata()) == 1)  # type: ignore[arg-type]
+    assert line.get_marker() == "o"
+
+
+def test_of_ours_that_lie_on_each_other_one_is_highlighted():
+    def two(over: float) -> set[str]:
+        ours = lengths(("tfla_sig_xl",), ("fw",))
+        near = [
+            r.model_copy(update={"implementation": "hopper_sig", "ms_median": over * (r.ms_median or 0)}) for r in ours
+        ]
+        figure = made([*ours, *near, *lengths(("sdpa_flash",), ("fw",))], ["runtime"])["runtime-seq_len"]
+        assert ("within 8% of" in " ".join(figure.caption)) == (over < 1.08)
+        return set(lit(figure.panels[0])) - {"sdpa_flash"}
+
+    assert two(1.05) == {"tfla_sig_xl"}
+    assert two(1.2) == {"tfla_sig_xl", "hopper_sig"}
+
+
+def test_throttled_points_are_named_in_the_caption_and_not_hollow():
+    rows = [r.model_copy(update={"throttled": r.seq_len == 1024}) for r in lengths(("tfla_sig_xl",), ("fw",))]
+    figure = made(rows, ["runtime"])["runtime-seq_len"]
+    assert not any(lit(figure.panels[0])["tfla_sig_xl"].hollow)
+    assert "Throttled (the GPU held its clock back): tfla sig xl fw at 1Ki." in figure.caption
+
+
+def test_more_patterns_than_colours_are_said(tmp_path):
+    write(tmp_path, [row(name) for name in (f"some_{n}" for n in range(MOST + 1))])
+    with pytest.warns(UserWarning, match=f"highlight names {MOST + 1} implementations: a figure colours the best 7"):
+        figures.source_of(read_rows(tmp_path), ["*"])
+
+
+def test_a_ratio_over_the_chunk_size_says_at_which():
+    same = {"comparison_id": "c", "closed": True}
+    rows = [row("hopper_sig", chunk_size=size, ms_median=1.0 + size / 1e3, **same) for size in (64, 128)]
+    rows += [row("nxai_sig_xl", chunk_size=size, ms_median=4.5, package="mlstm_kernels", **same) for size in (64, 128)]
+    title = made(rows, ["runtime"])["runtime-chunk_size"].title
+    assert title.endswith("faster than mlstm_kernels at L\u00a0=\u00a064")
+
+
+def test_a_figure_as_it_is_has_1200_pixels_across(tmp_path):
+    drawing = matplotlib_renderer.draw(made(SWEEPS["one_pass"], ["runtime"])["runtime-seq_len"])
+    drawing.savefig(tmp_path / "mine.png")
+    width = int.from_bytes((tmp_path / "mine.png").read_bytes()[16:20], "big")
+    assert width >= 1200
+
+
 def compared(ratio: float = 4.5, **changes) -> list:
     """Ours and mlstm_kernels at two lengths, each a closed comparison."""
     rows = []
@@ -219,7 +271,7 @@ def test_the_tradeoff_has_runtime_left_memory_right_and_rings_the_least_runtime(
     (ring,) = items(left, Mark)
     assert ring.ring
     assert ring.y == forward["ms_median"].min()
-    assert f"L\u00a0=\u00a0{ring.x:.0f} forward" in figure.title
+    assert f"fastest forward at L\u00a0=\u00a0{ring.x:.0f}, forward + backward at L" in figure.title
 
 
 def test_the_roofline_has_every_point_and_the_measured_roof_alone():

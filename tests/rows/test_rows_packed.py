@@ -136,7 +136,14 @@ def test_a_table_without_an_optional_column_is_read(folder):
 def test_a_table_of_something_else_is_no_row(folder):
     rows("pack", folder)
     pd.DataFrame({"a": [1]}).to_parquet(folder / "rows.parquet")
-    with pytest.raises(InputError, match=r"rows\.parquet line 1 is no row"):
+    with pytest.raises(InputError, match=r"rows\.parquet has no column 'ms_median': name a folder that a sweep wrote"):
+        read_results(folder)
+
+
+def test_a_table_without_times_is_refused(folder):
+    rows("pack", folder)
+    pd.read_parquet(folder / "rows.parquet").drop(columns="ms_median").to_parquet(folder / "rows.parquet")
+    with pytest.raises(InputError, match=r"rows\.parquet has no column 'ms_median'"):
         read_results(folder)
 
 

@@ -322,12 +322,10 @@ class TestModel:
         assert got.bytes == 15 * 4 * cost.byte_polynomial("chunkwise", "exp", 32, 64)(64)
         assert got.intensity == got.flops / got.bytes
 
-    def test_gates_are_as_wide_as_the_inputs_unless_told(self):
+    def test_gates_are_as_wide_as_the_inputs(self):
         wide = call_cost(self.problem.with_(dtype="float32"), "chunkwise", "sig")
-        mixed = call_cost(self.problem, "chunkwise", "sig", gate_bytes=4)
-        tokens = 15 * 256
-        assert wide.bytes - mixed.bytes == tokens * 3 * (32 + 64) * 2
-        assert mixed.bytes - call_cost(self.problem, "chunkwise", "sig").bytes == tokens * 4 * 2
+        gates = 15 * 256 * 4 * 2
+        assert wide.bytes - call_cost(self.problem, "chunkwise", "sig").bytes == 15 * 256 * 3 * (32 + 64) * 2 + gates
 
     def test_no_gate_counts_as_sig(self):
         assert call_cost(self.problem, "chunkwise", None) == call_cost(self.problem, "chunkwise", "sig")
@@ -366,7 +364,7 @@ class TestModel:
     )
     def test_bad_input(self, arguments, options, said):
         with pytest.raises(InputError, match=said):
-            call_cost(self.problem, *arguments, **options)
+            cost.flop_polynomial(*arguments, 32, 64, **options)
 
     def test_the_paper_publishes_nothing_for_attention(self):
         with pytest.raises(InputError, match="attention"):

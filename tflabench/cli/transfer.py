@@ -52,7 +52,7 @@ def transfer(  # noqa: PLR0913  options
     d_qk: options.Dqk = 128,
     d_hv: options.Dhv = 128,
     seed: Seed = 0,
-    out: Annotated[Path, out_folder()] = Path("results/theory/transfer"),
+    out: Annotated[Path, out_folder()] = Path("transfer"),
     format_: options.Formats = "png",
     as_json: options.Json = False,
 ) -> None:

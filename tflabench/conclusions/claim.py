@@ -1,7 +1,7 @@
 """Claims, and the one rule by which rows decide them: holds, does not hold, not measurable here. No torch.
 
 What a claim states is an interval. A printed number stands for all that round to it: 25% is 24.5 to 25.5%. A bound
-("over 2x", "within 15%") is itself. Words such as "about" add nothing.
+("over 2x", "within 15%") is itself. "About" is a fifth more or less: about 25% faster is 20 to 30%.
 
 What was measured is an interval too. A ratio or a difference is of two rows of one closed comparison, with half its
 range over their rounds; of a single round, and of the time of one row, half the spread from the 20th to the 80th
@@ -69,6 +69,11 @@ class Stated(NamedTuple):
 
 
 ANYTHING = Stated()
+
+
+def about(low: float, high: float) -> Stated:
+    """Return the statement that a number is about `low` to `high`."""
+    return Stated(0.8 * low, 1.2 * high)
 
 
 def times(over: Row, under: Row) -> Interval:

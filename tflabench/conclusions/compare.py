@@ -9,6 +9,7 @@ from math import exp, log
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from tflabench.conclusions.ratio import comparable, fastest, questions, ratio
+from tflabench.theory.hardware import short_device
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -98,6 +99,8 @@ def threshold_of(a: Row, b: Row, tolerance: Tolerance = Tolerance()) -> Threshol
         return Threshold(WITHIN_COMPARISON, "within one comparison")
     if a.gpu_uuid is not None and a.gpu_uuid == b.gpu_uuid:
         return Threshold(BETWEEN_RUNS, "between runs on one GPU")
+    if {short_device(a.device), short_device(b.device)} == {"CPU"}:
+        return Threshold(BETWEEN_GPUS, "between runs on a CPU")
     recorded = a.gpu_uuid is not None and b.gpu_uuid is not None
     return Threshold(BETWEEN_GPUS, "between two GPUs" if recorded else "where rows do not say which GPU they are from")
 

@@ -74,15 +74,21 @@ def missing(rows: Rows, axis: str, looks: dict[str, Look]) -> list[str]:
     kinds = reasons.str.replace(NUMBER, "#", regex=True)
     lines = []
     for (status, _), part in failed.assign(reason=reasons).groupby(["status", kinds]):
-        places = []
-        for name in filter(set(part["implementation"]).__contains__, looks):
-            for pass_, points in part[part["implementation"] == name].groupby("pass", sort=False):
-                values = sorted(points[axis].dropna().unique())
-                written = ", ".join(str(value) if isinstance(value, str) else compact(value) for value in values)
-                places.append(f"{looks[name].title} {pass_}" + f" at {written}" * bool(written))
         mark, reason = "○" if part["timed"].all() else "×", " ".join(part["reason"].iloc[0].split())
-        lines.append(f"{mark} {status}: {'; '.join(places)}" + (f" ({shorten(reason, LONGEST)})" if reason else ""))
+        where = places(part, axis, looks)
+        lines.append(f"{mark} {status}: {where}" + (f" ({shorten(reason, LONGEST)})" if reason else ""))
     return lines
+
+
+def places(rows: Rows, axis: str, looks: dict[str, Look]) -> str:
+    """Return which implementations rows are of, in which passes, and where on the axis."""
+    words = []
+    for name in filter(set(rows["implementation"]).__contains__, looks):
+        for pass_, points in rows[rows["implementation"] == name].groupby("pass", sort=False):
+            values = sorted(points[axis].dropna().unique())
+            written = ", ".join(str(value) if isinstance(value, str) else compact(value) for value in values)
+            words.append(f"{looks[name].title} {pass_}" + f" at {written}" * bool(written))
+    return "; ".join(words)
 
 
 def provenance(rows: Rows, runs: Mapping[str, Any]) -> str:

@@ -11,9 +11,9 @@ import numpy as np
 import pandas as pd
 
 from tflabench.figures.axes import CROSS_LEVEL, Swept, held, labels, linear, logarithmic, swept, upwards
-from tflabench.figures.captions import caption, compact, legend_name, missing, provenance
+from tflabench.figures.captions import caption, compact, legend_name, missing, places, provenance
 from tflabench.figures.facets import Slice, split
-from tflabench.figures.highlights import SYMBOLS, chosen, device_name, finding, title
+from tflabench.figures.highlights import NEAR, SYMBOLS, chosen, device_name, finding, near, title
 from tflabench.figures.looks import DARK_GREY, GREY, Look, owners
 from tflabench.figures.model import Axis, Band, Bars, Cross, Curve, Figure, Ink, Item, Key, Mark, Panel
 from tflabench.figures.quantities import (
@@ -59,7 +59,7 @@ class Chart:
     ) -> Chart:
         """Return the chart of a slice of a source's rows; without `names` the source says what to highlight."""
         unit, size = quantity.unit(part.rows)
-        names = names or chosen(part.rows, quantity, source.looks, source.highlight)
+        names = names or chosen(part.rows, quantity, source.looks, source.highlight, part.axis)
         return cls(part, quantity, unit, size, source.looks, names, theory and quantity.theory is not None)
 
     @property
@@ -257,7 +257,12 @@ def notes(chart: Chart, source: Source, panels: Sequence[Panel], single: bool = 
     rows = chart.part.rows
     names = set(rows["implementation"])
     yield "Highlighted: " + ("; ".join(legend_name(chart.looks[n], n, rows) for n in chart.names) or "nothing") + "."
-    grey = [legend_name(look, name, rows) for name, look in chart.looks.items() if name in names - set(chart.names)]
+    grey: list[str] = []
+    for name in (name for name in chart.looks if name in names and name not in chart.names):
+        beside = [other for other in chart.names if chart.looks[other].owner == chart.looks[name].owner]
+        leader = near(rows, chart.quantity, name, beside)
+        within = f", within {NEAR:.0%} of {chart.looks[leader].title}" if leader else ""
+        grey.append(legend_name(chart.looks[name], name, rows) + within)
     if grey:
         yield f"Grey: {'; '.join(grey)}. --highlight NAMES names others."
     shown = owners(chart.looks[name] for name in chart.names)
@@ -272,6 +277,9 @@ def notes(chart: Chart, source: Source, panels: Sequence[Panel], single: bool = 
         )
     if chart.quantity == RUNTIME and single and rows["percent_of_bound"].notna().any():
         yield "In brackets: percent of the bound of the problem."
+    slow = rows[rows["throttled"] & rows["timed"] & rows["implementation"].isin(chart.names)]
+    if chart.quantity.spread and len(slow):
+        yield f"Throttled (the GPU held its clock back): {places(slow, chart.part.axis, chart.looks)}."
     yield from missing(rows, chart.part.axis, chart.looks)
     yield provenance(rows, source.runs)
 
@@ -347,8 +355,8 @@ def tradeoff(stem: str, source: Source, part: Slice, name: str) -> Figure:
             least = done.loc[done["ms_median"].idxmin()]
             ring = Mark(least[part.axis], least["ms_median"] / charts[0].size, "", look.ink.colour, ring=True)
             panels[-2] = replace(panels[-2], items=(*panels[-2].items, ring))
-            best.append(f"L\u00a0=\u00a0{ring.x:.0f} {PASSES[pass_]}")
-    where = f": fastest at {', '.join(best)}" if best else ""
+            best.append(f"{PASSES[pass_]} at L\u00a0=\u00a0{ring.x:.0f}")
+    where = f": fastest {', '.join(best)}" if best else ""
     return Figure(
         stem=stem,
         title=f"{look.title}, {device_name(part.rows)}{where}",

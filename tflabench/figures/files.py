@@ -1,14 +1,18 @@
-"""The files of figures: each in several formats, with its caption as text and the rows it shows as CSV."""
+"""The files of figures: each in several formats, with its caption as text, and the rows or curves it shows as CSV."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from tflabench.figures.model import Figure
+from tflabench.figures.model import Curve, Figure
 from tflabench.implementations.registry import nearest
 from tflabench.problem import InputError
 from tflabench.rows.table import flat
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 FORMATS = ("png", "svg", "pdf")
 ADDED_COLUMNS = ["chunk_asked", "timed", "record"]  # that figures add to rows
@@ -62,7 +66,23 @@ def _write(figure: Figure, start: Path, formats: Sequence[str]) -> list[Path]:
         write(figure, path)
     heads = [figure.title, figure.setting, *(panel.title for panel in figure.panels)]
     words.write_text("\n".join([*filter(None, heads), "", *figure.caption]) + "\n", encoding="utf-8")
-    if figure.rows is None or not len(figure.rows):
+    if figure.rows is not None and len(figure.rows):
+        flat(figure.rows.drop(columns=ADDED_COLUMNS, errors="ignore")).to_csv(table, index=False)
+    elif len(drawn := _drawn(figure)):
+        drawn.to_csv(table, index=False, float_format="%.6g")
+    else:
         return [*drawings, words]
-    flat(figure.rows.drop(columns=ADDED_COLUMNS, errors="ignore")).to_csv(table, index=False)
     return [*drawings, words, table]
+
+
+def _drawn(figure: Figure) -> pd.DataFrame:
+    """Return the points of the curves of a figure of theory: panel, name, x and y."""
+    import pandas as pd
+
+    curves = [(panel, item) for panel in figure.panels for item in panel.items if isinstance(item, Curve)]
+    points = [
+        {"panel": panel.title or panel.y.label, "curve": item.label, "x": x, "y": y}
+        for panel, item in curves
+        for x, y in zip(item.x, item.y, strict=True)
+    ]
+    return pd.DataFrame(points)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Collection, Iterable, Sequence
 from fnmatch import fnmatchcase
 from typing import NamedTuple
@@ -19,22 +20,27 @@ from tflabench.rows.schema import Row
 from tflabench.theory.hardware import short_device
 
 MOST = 7  # highlighted series in a figure
+NEAR = 0.08  # of ours that lie no farther apart, a figure highlights one
 SYMBOLS = {"seq_len": "T", "chunk_size": "L", "d_hv": "d_hv", "d_qk": "d_qk", "heads": "heads", "batch": "batch"}
 
 
-def chosen(rows: Rows, quantity: Quantity, looks: dict[str, Look], patterns: Sequence[str] = ()) -> tuple[str, ...]:
+def chosen(
+    rows: Rows, quantity: Quantity, looks: dict[str, Look], patterns: Sequence[str] = (), axis: str | None = None
+) -> tuple[str, ...]:
     """Return the names of the implementations to highlight, at most MOST, the least runtime or memory first.
 
     Without patterns: the best of each owner, of ours the best mLSTM; then more of ours, then more of the others. Those
-    with less than half as many points as the longest line come last. Plain PyTorch stays in the background where there
-    is a kernel of ours, and what is published to be read where there is no room.
+    with less than half as many points as the longest line come last; of lines over an `axis` no single point is one.
+    Nor is one of ours that runs within NEAR of a better one, nor plain PyTorch where there is a kernel of ours. What is
+    published to be read comes where there is room.
     """
     measured = rows[rows["timed"] & (rows[quantity.column] > 0)]
     place = ["pass", "seq_len", "batch", "dtype"]
     least = measured.groupby([*place, measured["heads"] * measured["d_hv"]])[quantity.column].transform("min")
     excess = np.log(measured[quantity.column].astype(float) / least.astype(float))
     lines = pd.DataFrame({"excess": excess, "name": measured["implementation"]}).groupby("name")["excess"]
-    points = {str(name): int(count) for name, count in lines.size().items()}
+    sizes = measured.groupby(["implementation", "pass"]).size().groupby("implementation").max()
+    points = {str(name): int(count) for name, count in sizes.items()}
     excess = {str(name): float(mean) for name, mean in lines.mean().items()}
     best = sorted(excess, key=lambda name: (2 * points[name] < max(points.values()), excess[name], name))
     if patterns:
@@ -43,12 +49,39 @@ def chosen(rows: Rows, quantity: Quantity, looks: dict[str, Look], patterns: Seq
     whose = {name: looks[name].owner for name in best}
     ours = {name for name in best if whose[name].role == "ours"}
     foreground = [name for name in best if whose[name].role != "reference" or not ours]
+    if axis and max(points.values(), default=0) > 2:
+        over = set(measured.loc[measured[axis].notna(), "implementation"])  # the axis means nothing to others
+        foreground = [name for name in foreground if points[name] > 1 or name not in over]
+    apart: list[str] = []
+    for name in sorted(ours.intersection(foreground), key=lambda name: (families[name] != "mlstm", best.index(name))):
+        if near(measured, quantity, name, apart) is None:
+            apart.append(name)
+    foreground = [name for name in foreground if name not in ours or name in apart]
     leading = []
     for each in owners(looks.values()):
         of_owner = [name for name in foreground if whose[name] == each and each.role != "published"]
         leading += sorted(of_owner, key=lambda name: name in ours and families[name] != "mlstm")[:1]
     rest = sorted((name for name in foreground if name not in leading), key=lambda name: name not in ours)
     return tuple(sorted([*leading, *rest][:MOST], key=lambda name: (excess[name], name)))
+
+
+def near(rows: Rows, quantity: Quantity, name: str, others: Iterable[str]) -> str | None:
+    """Return the first of `others` that an implementation runs within NEAR of wherever both have a point; None of none.
+
+    Lines meet at two places at least.
+    """
+    place = ["pass", "seq_len", "batch", "dtype", "heads", "d_hv", "chunk_asked"]
+    timed = rows[rows["timed"] & (rows[quantity.column] > 0)].astype({"chunk_asked": str})
+    times = timed.set_index(place)[["implementation", quantity.column]]
+    of = times[times["implementation"] == name][quantity.column]
+    for other in others:
+        shared = of.to_frame("a").join(
+            times[times["implementation"] == other][quantity.column].rename("b"), how="inner"
+        )
+        ratios = np.abs(np.log(shared["a"].astype(float) / shared["b"].astype(float)))
+        if len(shared) > 1 and bool((ratios <= math.log(1 + NEAR)).all()):
+            return other
+    return None
 
 
 def ranked(values: Iterable[tuple[str, float]]) -> dict[str, bool]:
@@ -60,10 +93,17 @@ def ranked(values: Iterable[tuple[str, float]]) -> dict[str, bool]:
 
 
 def require(patterns: Sequence[str], names: Collection[str], option: str) -> None:
-    """Raise InputError for a pattern that matches none of the implementations; `option` is what the user gave it as."""
+    """Raise InputError for a pattern that matches none of the implementations, and warn where more match than MOST.
+
+    Args:
+        option: what the user gave patterns as.
+    """
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
             raise InputError(f"{option} is {pattern!r}: no implementation is called so; {nearest(pattern, names)}")
+    count = sum(any(fnmatchcase(name, pattern) for pattern in patterns) for name in names)
+    if count > MOST:
+        warnings.warn(f"{option} names {count} implementations: a figure colours the best {MOST} of them", stacklevel=2)
 
 
 class Finding(NamedTuple):
@@ -114,8 +154,9 @@ def _ratio(ours: Row, peer: Row, quantity: Quantity, axis: str | None) -> str:
     ratio = getattr(peer, quantity.column) / getattr(ours, quantity.column)
     whose = owner(peer.implementation)
     name = whose.name if whose.in_sentences else peer.title
-    symbol = SYMBOLS.get(axis or "") if axis != "chunk_size" else None
-    where = f" at {symbol}\u00a0=\u00a0{plain(getattr(ours, str(axis)))}" if symbol else ""
+    symbol, places = SYMBOLS.get(axis or ""), [getattr(row, str(axis), None) for row in (ours, peer)]
+    values = " and ".join(dict.fromkeys(plain(place) for place in places if place is not None))
+    where = f" at {symbol}\u00a0=\u00a0{values}" if symbol and values else ""
     if abs(ratio - 1) < 0.005:
         return f"as {quantity.better[0]} as {name}{where}"
     times = ratio if ratio > 1 else 1 / ratio

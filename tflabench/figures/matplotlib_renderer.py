@@ -27,6 +27,7 @@ from tflabench.figures.captions import shorten
 from tflabench.figures.model import Axis, Bars, Cross, Curve, Figure, HeatMap, Ink, Key, Mark, Panel, Rule, Stack
 
 WIDTH = 85 / 25.4  # inches
+DPI = 360  # 1,200 pixels across
 EDGE = 0.05  # inches around the figure
 TITLE, TEXT, SMALL = 7.5, 6.5, 6.0  # points
 TITLE_LETTERS, SETTING_LETTERS, PANEL_LETTERS, NAME_LETTERS, KEY_LETTERS = 50, 68, 60, 20, 60  # of a line
@@ -57,7 +58,7 @@ STYLE: dict[Any, Any] = {
     "legend.handlelength": 2.4,
     "legend.handletextpad": 0.5,
     "legend.columnspacing": 1.4,
-    "savefig.dpi": 300,
+    "savefig.dpi": DPI,
     "svg.hashsalt": "tflabench",  # the same figure gives the same file
     "pdf.fonttype": 42,
 }
@@ -81,7 +82,9 @@ def draw(figure: Figure) -> Drawing:
     starts = [EDGE, EDGE + 0.13 * (words[0].count("\n") + 1)]
     top = starts[1] + 0.1 * (words[1].count("\n") + 1)
     rows = [figure.panels[start : start + figure.columns] for start in range(0, len(figure.panels), figure.columns)]
-    drawing = Drawing(figsize=(WIDTH, top + len(rows) * (figure.height + 0.4)), layout="constrained", facecolor="white")
+    drawing = Drawing(
+        figsize=(WIDTH, top + len(rows) * (figure.height + 0.4)), layout="constrained", facecolor="white", dpi=DPI
+    )
     texts = [
         drawing.text(EDGE / WIDTH, 0, words[0], va="top", fontsize=TITLE, weight="bold"),
         drawing.text(EDGE / WIDTH, 0, words[1], va="top", fontsize=SMALL, color="0.35"),
@@ -151,9 +154,10 @@ def _set(ax: Axes, side: str, axis: Axis, labelled: bool) -> None:
 
 def _curve(ax: Axes, curve: Curve) -> None:
     faint = curve.role == "context"
+    dotted = not curve.joined or curve.lone or not faint
     style: dict[str, Any] = {
         "color": curve.ink.colour,
-        "marker": "" if faint and curve.joined else MARKERS[curve.ink.marker],
+        "marker": MARKERS[curve.ink.marker or "circle" * faint] if dotted else "",
         "linestyle": DASHES[curve.ink.dash] if curve.joined else "",
         "linewidth": 0.5 if faint else 1.1 if curve.role == "highlight" else 0.9,
         "markersize": 2.2 if faint else 3.4,
@@ -255,7 +259,10 @@ def _names_beside(ax: Axes, panel: Panel) -> None:
             names += zip(tops.tolist(), item.parts, samples, strict=True)
         elif isinstance(item, Curve) and item.label:
             ends = [value for value in item.y if math.isfinite(value)][-1:]
-            names += [(end, item.label, _sample(item.ink, "line" if item.joined else "points")) for end in ends]
+            names += [
+                (end, item.label, _sample(item.ink, "points" if item.lone or not item.joined else "line"))
+                for end in ends
+            ]
         elif isinstance(item, Rule) and item.side == "y" and item.label:
             names.append((item.value, item.label, _sample(item.ink)))
     if names:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
+import numpy as np
 import pandas as pd
 
 from tflabench.conclusions.advise import Advice, Candidate, frontier
@@ -15,11 +17,12 @@ from tflabench.implementations.registry import implementations
 
 GIB = 2.0**30
 LOG_FROM = 4.0  # largest over least value, from which an axis is logarithmic
+ALIKE = 0.03  # of a line, within which another lies on it
 MOST_NOTES = 2  # choices of the recommended kernel whose L is named besides
 
 
 def draw(advice: Advice, setting: str, notes: Sequence[str]) -> Figure:
-    """Return, a line a kernel, the choices that no other of that kernel beats in both memory and time.
+    """Return, a line a kernel, the choices that fit and that no other of that kernel beats in both memory and time.
 
     Choices of the recommended kernel are labelled with their chunk size, and with the batch where it differs.
 
@@ -27,10 +30,12 @@ def draw(advice: Advice, setting: str, notes: Sequence[str]) -> Figure:
         setting: what was asked, in words.
         notes: lines of the caption.
     """
-    best, considered, allowed = advice.ranked[0], advice.considered, advice.demand.memory_bytes
-    times, sizes = [choice.step_s for choice in considered], [choice.memory_bytes / GIB for choice in considered]
-    unit, size = ("s", 1.0) if min(times) >= 1 else ("ms", 1e-3)
-    items: list[Item] = [*_kernels(considered, size), *_notes(best, considered, size)]
+    best, allowed = advice.ranked[0], advice.demand.memory_bytes
+    considered = [choice for choice in advice.considered if choice.fits] or advice.considered
+    unit, size = ("s", 1.0) if best.step_s >= 1 else ("ms", 1e-3)
+    lines = _kernels(considered, size)
+    sizes, times = ([value for line in lines for value in getattr(line, side)] for side in "xy")
+    items: list[Item] = [*lines, *_notes(best, considered, size)]
     if allowed is not None and allowed / GIB < LOG_FROM * max(sizes):
         items.insert(0, Rule("x", allowed / GIB, f"{allowed / GIB:.3g} GiB allowed", Ink(VERMILION, dash="dash")))
         sizes.append(allowed / GIB)
@@ -45,7 +50,7 @@ def draw(advice: Advice, setting: str, notes: Sequence[str]) -> Figure:
             Panel(
                 "",
                 around("memory [GiB]", *sizes),
-                around(f"time of a step [{unit}]", *(s / size for s in times)),
+                around(f"time of a step [{unit}]", *times),
                 tuple(items),
             ),
         ),
@@ -59,13 +64,19 @@ def draw(advice: Advice, setting: str, notes: Sequence[str]) -> Figure:
 
 
 def _kernels(considered: Sequence[Candidate], size: float) -> list[Curve]:
-    """Return the line of each kernel; those beyond the seven fastest are grey."""
-    inks, curves = _inks(), []
+    """Return the line of each kernel, one for those that lie on each other; beyond the seven fastest they are grey."""
+    inks: dict[str, Ink] = _inks()
+    curves: list[Curve] = []
     for name, named in ranked((choice.kernel.name, choice.step_s) for choice in considered).items():
         best = frontier([choice for choice in considered if choice.kernel.name == name])
         x, y = [choice.memory_bytes / GIB for choice in best], [choice.step_s / size for choice in best]
         ink, role = (inks.get(name, Ink(GREY, "circle")), "highlight") if named else (Ink(GREY), "context")
-        curves.append(Curve(name if named else "", x, y, ink, role, name=name))
+        for n, same in enumerate(curves):
+            if named and len(same.x) == len(x) and np.allclose((*same.x, *same.y), (*x, *y), rtol=ALIKE):
+                curves[n] = replace(same, label=f"{same.label}, {name}")
+                break
+        else:
+            curves.append(Curve(name if named else "", x, y, ink, role, name=name))
     return curves
 
 

@@ -69,6 +69,11 @@ class Curve:
     rows: Sequence[int] = ()
     name: str = ""
 
+    @property
+    def lone(self) -> bool:
+        """Return whether it is a single point, of which no line is to be seen."""
+        return int(np.isfinite(np.asarray(self.y, float)).sum()) == 1
+
 
 @dataclass(frozen=True)
 class Band:

@@ -163,7 +163,7 @@ def _counts(name: str, gate: Gate) -> bool:
     if impl is None:
         return False
     counted = bool(impl.modelled) if cost.GATES[gate].modelled else impl.chunked
-    return (impl.gate or impl.operation) == gate and counted
+    return impl.computes == gate and counted
 
 
 def _richness(part: Rows) -> tuple[int, bool, float]:
@@ -314,10 +314,8 @@ def fig17(variant: Variant) -> Figure:
     items = [item for gpu in gpus for item in _runtime(sweep, Tradeoff(sweep.problem, gate, gpu.ceilings), gpu, sizes)]
     if variant.has_fused and short(home) in FUSED_ON:
         steps = [float(size) for k in range(6, 32) if (size := 2**k) <= sizes[-1]]
-        walks = [
-            fused.runtime(sweep.problem.with_(chunk_size=int(size)), Modelled("fused", gate), home) * 1e3
-            for size in steps
-        ]
+        kernel, problems = Modelled("fused", gate), [sweep.problem.with_(chunk_size=int(size)) for size in steps]
+        walks = [fused.runtime(problem, kernel, home, overlapped=False) * 1e3 for problem in problems]
         items.append(Curve(f"fused, {short(home)}", steps, walks, FUSED, "theory"))
     items += [line.curve(line.sizes, line.ms) for line in measured]
     best = Tradeoff(sweep.problem, gate, home.ceilings).runtime_optimal
@@ -336,7 +334,7 @@ def fig17(variant: Variant) -> Figure:
         caption=[
             "Lines: nothing overlaps (eq. 116). Rings: the least, eq. 121.",
             *(["Shaded: down to where all overlaps."] if measured else []),
-            *(["Fused kernels: theory, all overlaps (tflabench.theory.fused)."] if variant.has_fused else []),
+            *(["Fused kernels: theory, alike (tflabench.theory.fused)."] if variant.has_fused else []),
             f"{variant.counted}, states in float32.",
         ],
         gpus=gpus,

@@ -53,7 +53,7 @@ def _curve(curve: Curve) -> list[Trace]:
     context, theory = curve.role == "context", curve.role == "theory"
     hollow = [bool(value) for value in curve.hollow]
     symbol = curve.ink.marker or "circle"
-    marks = not curve.joined or not (context or theory)
+    marks = not curve.joined or curve.lone or not (context or theory)
     trace: Trace = {
         "type": "scatter",
         "x": numbers(curve.x),

@@ -95,7 +95,7 @@ def by_pass(rows: Rows) -> dict[str, Rows]:
 
 
 def flagged(rows: Rows, quantity: Quantity = RUNTIME) -> pd.Series:
-    """Return of which rows the quantity is to be wary of: results are wrong, or a time is noisy or throttled."""
+    """Return of which rows the quantity is to be wary of: results are wrong, or a time is noisy."""
     return reduce(or_, _flags(rows, quantity).values())
 
 
@@ -105,8 +105,8 @@ def flags(rows: Rows, quantity: Quantity) -> list[str]:
 
 
 def _flags(rows: Rows, quantity: Quantity) -> dict[str, pd.Series]:
-    flags = {flag: rows[flag] & rows["timed"] for flag in ("noisy", "throttled") if quantity.spread}
-    return flags | {"wrong": (rows["status"] == "wrong") & rows["timed"]}
+    noisy = {"noisy": rows["noisy"] & rows["timed"]} if quantity.spread else {}
+    return noisy | {"wrong": (rows["status"] == "wrong") & rows["timed"]}
 
 
 def plain(value: Any) -> str:

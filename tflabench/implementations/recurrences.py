@@ -166,7 +166,9 @@ def counted_cost(op: Recurrence, problem: Problem, *, usual: Callable[[Problem],
     """Return the counts of the chunkwise form with the operation's gates, and states in memory in the dtype of q."""
     if usual is not None and problem.chunk_size is None:
         problem = problem.with_(chunk_size=usual(problem))
-    return call_cost(problem, "chunkwise", op.counts, state_bytes=problem.element_bytes, group=op.group(problem))
+    if op.shared:
+        problem = problem.with_(heads_qk=1)
+    return call_cost(problem, "chunkwise", op.counts, state_bytes=problem.element_bytes)
 
 
 def refuse_decode(problem: Problem, device: str) -> str | None:

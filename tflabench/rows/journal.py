@@ -19,7 +19,7 @@ from typing import Any
 
 from tflabench.problem import InputError
 from tflabench.rows.schema import SCHEMA_VERSION, Row
-from tflabench.rows.table import flat, frame, records
+from tflabench.rows.table import flat, frame, records, require_columns
 
 JOURNAL, TABLE = "journal.jsonl", "rows.parquet"
 TIMES = "times.csv"  # only of packed folders
@@ -175,10 +175,14 @@ def packed_lines(table: Path) -> list[str]:
     import pandas as pd
 
     try:
-        found = records(pd.read_parquet(table))
+        stored = pd.read_parquet(table)
+        require_columns(stored, str(table), "name a folder that a sweep wrote")
+        lines = records(stored)
+    except InputError:
+        raise
     except (OSError, ValueError) as error:
         raise InputError(f"{table} cannot be read ({error}): name a folder that a sweep wrote") from None
-    return [json.dumps(record, separators=(",", ":"), ensure_ascii=False) for record in found]
+    return [json.dumps(line, separators=(",", ":"), ensure_ascii=False) for line in lines]
 
 
 def whole_lines(folder: Path) -> tuple[list[Row], int]:

@@ -11,6 +11,7 @@ from tflabench.problem import Pass, Problem
 
 SCHEMA_VERSION = 4
 MOST = 2**63  # integers of a table are smaller
+LONGEST_MS = 1e12  # of a time: a call takes no thirty years
 Status = Literal["ok", "unsupported", "oom", "compile_error", "crashed", "timeout", "wrong", "error"]
 
 
@@ -130,8 +131,8 @@ class Row(BaseModel):
     @field_validator("ms_median", "ms_min", "ms_p20", "ms_p80", "host_ms")
     @classmethod
     def _is_a_time(cls, value: float | None) -> float | None:
-        if value is not None and value <= 0:
-            raise ValueError("a time is more than 0")
+        if value is not None and (value <= 0 or value > LONGEST_MS):
+            raise ValueError(f"a time is more than 0 and at most {LONGEST_MS:g} ms")
         return value
 
     def columns(self) -> dict[str, Any]:

@@ -44,14 +44,20 @@ def rows_of(table: pd.DataFrame) -> list[Row]:
     """
     from pydantic import ValidationError
 
-    if missing := [name for name, field in COLUMNS.items() if field.is_required() and name not in table.columns]:
-        raise InputError(f"the table has no column {missing[0]!r}: it must have those that tflabench.load gives")
+    require_columns(table, "the table", "it must have those that tflabench.load gives")
     try:
         return [Row.model_validate(record) for record in records(table[table.columns.intersection(list(COLUMNS))])]
     except ValidationError as error:
         first = error.errors()[0]
         where = first["loc"][0] if first["loc"] else "row"
         raise InputError(f"the table's {where} is {first['input']!r}: {first['msg']}") from None
+
+
+def require_columns(table: pd.DataFrame, name: str, remedy: str) -> None:
+    """Raise InputError where a table lacks a column of every row, or that of the time; `name` is what it is called."""
+    required = ["ms_median", *(column for column, field in COLUMNS.items() if field.is_required())]
+    if missing := [column for column in required if column not in table.columns]:
+        raise InputError(f"{name} has no column {missing[0]!r}: {remedy}")
 
 
 def records(table: pd.DataFrame) -> list[dict[str, Any]]:

@@ -119,6 +119,8 @@ def parse_axes(table: Mapping[str, Any]) -> dict[str, Values]:
 
 def _integers(axis: str, word: str) -> list[int]:
     """Return the integers of one value or range, all at least 1."""
+    if not word.isascii():  # int() takes the digits of every script
+        raise InputError(f"axis {axis} has {word!r}: it must have the digits 0 to 9")
     malformed = InputError(f"axis {axis} has {word!r}: it must be an integer, START:STOP:xFACTOR or START:STOP:+STEP")
     first, *rest = word.split(":")
     try:

@@ -160,16 +160,15 @@ def flop_polynomial(
     causal_factor: float = 0.5,
     pass_: Pass = "fw",
     counts: Counts = "published",
-    ops: OpCosts = OpCosts(),
 ) -> Polynomial:
-    """FLOPs per head and unit. `ops` acts on the exact counts only: the published ones have every cost set to 1."""
+    """FLOPs per head and unit, every pointwise operation costing 1."""
     if counts not in get_args(Counts):
         raise InputError(f"counts is {counts!r}: it must be one of {', '.join(get_args(Counts))}")
     _check(formulation, gate, causal_factor)
     if counts == "published" and formulation != "attention" and GATES[gate].published:
         total = published_flops(formulation, gate, d_qk, d_hv, causal_factor)
     else:
-        total = _sum(flop_terms(formulation, gate, d_qk, d_hv, causal_factor, ops))
+        total = _sum(flop_terms(formulation, gate, d_qk, d_hv, causal_factor))
     if pass_ == "fwbw":
         total += _sum(backward_flop_terms(formulation, gate, d_qk, d_hv, causal_factor))
     return total

@@ -54,7 +54,7 @@ def segments(problem: Problem, chunk_size: int) -> int:
     return Segments.of(problem.seq_len, chunk_size).count
 
 
-def cost(problem: Problem, kernel: Modelled, chunk_size: int, causal_factor: float = 0.5) -> Cost:
+def cost(problem: Problem, kernel: Modelled, chunk_size: int) -> Cost:
     """FLOPs and bytes of one call over batch and heads, as `tflabench.theory.cost.model` gives them.
 
     Forward FLOPs are Table 8's with L = 64, less the scores that heads of a program share; backward, the products of
@@ -64,13 +64,13 @@ def cost(problem: Problem, kernel: Modelled, chunk_size: int, causal_factor: flo
     _check(problem)
     p, gate = problem, kernel.gate
     heads, steps = p.batch * p.heads, p.batch * p.heads * p.seq_len
-    tile = sum((term(TILE) for term in flop_terms("chunkwise", gate, p.d_qk, p.d_hv, causal_factor).values()), 0.0)
+    tile = sum((term(TILE) for term in flop_terms("chunkwise", gate, p.d_qk, p.d_hv).values()), 0.0)
     plan = planned(p, kernel, chunk_size)
     found = _kernels(plan)
     h = plan[0].h
-    shared_scores = (h.together - 1) * walk_counts.flops(h, causal_factor)["scores"]
+    shared_scores = (h.together - 1) * walk_counts.flops(h, 0.5)["scores"]
     flops = steps * (tile / TILE - shared_scores)
-    flops += steps * sum(sum(walk_counts.flops(each, causal_factor).values()) for each in found[1:])
+    flops += steps * sum(sum(walk_counts.flops(each, 0.5).values()) for each in found[1:])
     gates = _gate_bytes(p, gate) + kernel.gate_gradients * _gate_gradient_bytes(p, gate, found)
     moved = steps * (gates + _shared_gradient_bytes(p, found))
     moved += steps * sum(_step_bytes(each, p) for each in found)
@@ -274,8 +274,11 @@ def waves(problem: Problem, kernel: Modelled, chunk_size: int, gpu: Gpu) -> dict
     return {each.name: each.items / (gpu.multiprocessors * each.resident) for each in found}
 
 
-def runtime(problem: Problem, kernel: Modelled, gpu: Gpu) -> float:
-    """Seconds at `problem.chunk_size`, for overlapped walks over whole waves; see the module's text.
+def runtime(problem: Problem, kernel: Modelled, gpu: Gpu, *, overlapped: bool = True) -> float:
+    """Seconds at `problem.chunk_size`, of walks over whole waves; see the module's text.
+
+    Args:
+        overlapped: whether computing and moving overlap; else they add up, as in the paper's upper bound.
 
     Raises:
         InputError: a head dimension or pass that the kernels do not take, or a GPU of which too little is known.
@@ -286,7 +289,8 @@ def runtime(problem: Problem, kernel: Modelled, gpu: Gpu) -> float:
         matrix = sum(launch.flops.values()) / chip.ceilings.flops_per_s
         memory = sum(launch.moved.values()) / chip.ceilings.bytes_per_s
         full = launch.waves(chip)
-        found += max(memory, matrix * math.ceil(full) / full)
+        matrix *= math.ceil(full) / full
+        found += max(memory, matrix) if overlapped else memory + matrix
     return found
 
 

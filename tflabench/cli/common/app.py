@@ -107,7 +107,18 @@ def _write_panels(command: Any, ctx: Any, formatter: Any) -> None:
 
 
 class Command(TyperCommand):
-    """A command whose options stand below the headings of their panels."""
+    """A command whose options stand below headings, and whose errors call them as they are typed."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run it; a message about a parameter (`d_qk is 0`) names its option (`--d-qk is 0`)."""
+        try:
+            return super().invoke(ctx)
+        except InputError as error:
+            options = {param.name.rstrip("_"): max(param.opts, key=len) for param in self.params if param.name}
+            name, _, rest = str(error).partition(" ")
+            if rest.startswith("is ") and options.get(name, "").startswith("--"):
+                raise InputError(f"{options[name]} {rest}") from None
+            raise
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write arguments and options."""
