@@ -101,6 +101,11 @@ def reproduce(  # noqa: PLR0913  options
     if machine.kind == "cpu":
         does = "nothing would be measured" if dry_run else f"drawing the rows stored below {root}, measuring nothing"
         note.print(f"No NVIDIA GPU here ({machine.name}): {does}.")
+        if dry_run:
+            presets = dict.fromkeys(figure.preset_for(matched_heads) for figure in parts)
+            note.print("For a GPU that is not here:")
+            for preset in presets:
+                note.print(f"  tflabench sweep --dry-run --gpu H100 --preset {preset}")
     for line in notes:
         note.print(line)
     if dry_run:

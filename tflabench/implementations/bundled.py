@@ -393,7 +393,7 @@ def _recurrence_step(op: Recurrence) -> Implementation:
     return Implementation(f"step_{op.name}", op.family, title, build, operation=op.name, groups=not op.shared, **STEP)
 
 
-OPERATIONS = (*RECURRENCES, GATED_LINEAR_ATTENTION)
+OPERATIONS = (*RECURRENCES, GATED_LINEAR_ATTENTION, *DELTA_RULES)
 _FORMS: tuple[Formulation, ...] = ("chunkwise", "parallel", "recurrent")
 IMPLEMENTATIONS: tuple[Implementation, ...] = (
     *(

@@ -101,7 +101,8 @@ HOPPER: Capability = (9, 0)
 # Of a block, by compute capability: "maximum amount of shared memory per thread block" in the table of technical
 # specifications in the CUDA C++ programming guide. More than 48 KiB a kernel has to ask for, as Triton does.
 SHARED_MEMORY_BYTES = {
-    (7, 0): 96 * KiB, (8, 0): 163 * KiB, (8, 9): 99 * KiB, (9, 0): 227 * KiB, (10, 0): 227 * KiB, (12, 0): 99 * KiB,
+    (7, 0): 96 * KiB, (8, 0): 163 * KiB, (8, 6): 99 * KiB, (8, 9): 99 * KiB, (9, 0): 227 * KiB, (10, 0): 227 * KiB,
+    (12, 0): 99 * KiB,
 }  # fmt: skip
 # Numbers of a GPU's table in TOML -> field of `Gpu`, and what one is of its unit.
 NUMBERS = {
