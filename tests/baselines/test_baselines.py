@@ -304,7 +304,7 @@ def test_is_called_as_the_library_wants_it(stand_ins, name, pass_):
     assert case.inputs
     output = case.forward()
     assert output.dtype == torch.float32
-    verdict = verify(case, torch.randn_like(output) if pass_ == "fwbw" else None, budget_s=2)
+    verdict = verify(case, torch.float32, torch.randn_like(output) if pass_ == "fwbw" else None, budget_s=2)
     assert max(error.error for error in verdict.errors) < 2e-5
     differentiated = {f"d{key}" for key, tensor in case.inputs.items() if tensor.requires_grad}
     of_one_slice = {f"d{key}" for key, tensor in case.inputs.items() if tensor.ndim == 1}
@@ -314,7 +314,7 @@ def test_is_called_as_the_library_wants_it(stand_ins, name, pass_):
 
 def test_parameters_get_gradients_too(stand_ins):
     case = BY_NAME["mamba2"].build(PROBLEM.with_(batch=1), CPU)
-    verdict = verify(case, torch.randn_like(case.forward()), budget_s=2)
+    verdict = verify(case, torch.float32, torch.randn_like(case.forward()), budget_s=2)
     assert {"dA", "dD", "ddt_bias"} <= {error.name for error in verdict.errors}
     assert verdict.rel_error < 1e-5
 
@@ -345,7 +345,7 @@ def test_the_decays_of_a_slice_are_those_of_its_heads(stand_ins):
     """A wrong head's decay would pass unnoticed if both slices were taken for the first head."""
     case = BY_NAME["fla_retention"].build(PROBLEM.with_(batch=1, pass_="fw"), CPU)
     case.inputs["head"] = case.inputs["head"].flip(0)
-    assert verify(case, None, budget_s=2).reason
+    assert verify(case, torch.float32, None, budget_s=2).reason
 
 
 # --- why they refuse

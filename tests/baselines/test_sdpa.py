@@ -39,7 +39,7 @@ def test_sdpa_on_the_cpu_passes_the_gate(dtype, d_qk, d_hv):
     problem = Problem(2, 2, 100, d_qk, d_hv, dtype=dtype, pass_="fwbw")
     assert BY_NAME["sdpa"].refuses(problem, "cpu") is None
     case = BY_NAME["sdpa"].build(problem, torch.device("cpu"))
-    verdict = verify(case, torch.randn_like(case.forward()), 5.0)
+    verdict = verify(case, getattr(torch, dtype), torch.randn_like(case.forward()), 5.0)
     assert verdict.reason is None
     assert {error.name for error in verdict.errors} == {"forward", "dq", "dk", "dv"}
 
@@ -66,11 +66,10 @@ def test_refusals(name, problem, device, reason):
 def test_every_backend_on_a_gpu_is_right_or_says_why_not(name, head_dim):
     problem = Problem(2, 4, 1000, head_dim, head_dim, pass_="fwbw")
     device = torch.device("cuda", 0)
-    if name in ("sdpa_cudnn", "sdpa_efficient") and head_dim > 128:
-        with contextlib.suppress(Unsupported):  # depends on the GPU and on cuDNN; what runs must be right
-            assert verify(BY_NAME[name].build(problem, device), grad(problem, device), 20.0).reason is None
-        return
-    assert verify(BY_NAME[name].build(problem, device), grad(problem, device), 20.0).reason is None
+    unsure = name in ("sdpa_cudnn", "sdpa_efficient") and head_dim > 128  # depends on the GPU and on cuDNN
+    with contextlib.suppress(Unsupported) if unsure else contextlib.nullcontext():
+        case = BY_NAME[name].build(problem, device)
+        assert verify(case, torch.bfloat16, grad(problem, device), 20.0).reason is None
 
 
 def grad(problem: Problem, device: torch.device) -> torch.Tensor:

@@ -69,7 +69,7 @@ def test_the_host_s_time_is_the_least_of_a_warm_up():
     def wait_for_the_device() -> None:
         calls.time += 0.1
 
-    warm = measure._warm_up(calls, wait_for_the_device, rules, calls.now)
+    warm = measure._warm_up(calls, measure._nothing, wait_for_the_device, rules, calls.now)
     assert (warm.least_enqueue_s, warm.last_enqueue_s) == (pytest.approx(0.002), pytest.approx(0.03))
 
 

@@ -27,7 +27,7 @@ def agreed(name: str, problem: Problem) -> set[str]:
     sizes = (2, problem.seq_len, 2, 32) if case.layout == "bthd" else (2, 2, problem.seq_len, 32)
     assert output.shape == sizes
     grad = torch.randn_like(output) if problem.pass_ == "fwbw" else None
-    verdict = verify(case, grad, budget_s=10)
+    verdict = verify(case, torch.float32, grad, budget_s=10)
     assert max(error.error for error in verdict.errors) < 1e-4
     return {error.name for error in verdict.errors}
 
@@ -65,7 +65,7 @@ def test_mamba2s_parameters_have_gradients_too():
     torch.manual_seed(0)
     problem = SEQUENCE.with_(batch=1)
     case = BY_NAME["tfla_mamba2_xl"].build(problem, DEVICE)
-    verdict = verify(case, torch.randn(1, 40, 2, 32, device=DEVICE), budget_s=10)
+    verdict = verify(case, torch.float32, torch.randn(1, 40, 2, 32, device=DEVICE), budget_s=10)
     assert {error.name for error in verdict.errors} > {"dA", "dD", "ddt_bias"}
     assert max(error.error for error in verdict.errors) < 1e-4
 
@@ -100,7 +100,7 @@ def test_fused_kernels_make_row_sums_only_for_decays_that_have_gradients():
 def test_a_wrong_oracle_is_found_out():
     case = BY_NAME["reference_exp"].build(SEQUENCE, DEVICE)
     case.oracle = BY_NAME["reference_sig"].build(SEQUENCE, DEVICE).oracle
-    assert verify(case, torch.randn(2, 2, 40, 32, device=DEVICE), budget_s=10).reason
+    assert verify(case, torch.float32, torch.randn(2, 2, 40, 32, device=DEVICE), budget_s=10).reason
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,15 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
+from time import perf_counter
 from typing import Any, NamedTuple
 
 import torch
+from torch.cuda import Event, current_stream, synchronize
 
 from tflabench.bench.protocol import Protocol
 from tflabench.bench.timing import Turn, relative_spread
@@ -24,6 +26,22 @@ SLOW_CALL = 2.0  # times the fastest: such a call compiled something, or allocat
 LEAD_LIMIT_S = 5e-3  # longest time that the GPU is kept busy so that the host can enqueue a sample ahead of it
 HELD_BACK = 0.02  # of the clock: one held back by less lengthens a time by less than a median must be known to
 GPU_CYCLES_PER_S = 2e9  # upper estimate of an SM clock, to turn seconds into cycles of the lead
+STRAY_S = 50e-6  # that the device may work on once the current stream is done, and
+STRAY_SHARE = 0.2  # of a call
+# Bound before a plugin is loaded, which could replace them.
+TIMERS = ((time, "perf_counter"), (torch.cuda, "synchronize"), (Event, "record"), (Event, "elapsed_time"))
+OWN = [getattr(holder, name) for holder, name in TIMERS]
+record, elapsed_ms = Event.record, Event.elapsed_time
+
+
+def _nothing() -> None: ...
+
+
+def require_own_timers() -> None:
+    """Raise RuntimeError where a plugin has replaced what tells the time, or waits for the device."""
+    for (holder, name), own in zip(TIMERS, OWN, strict=True):
+        if getattr(holder, name) is not own:
+            raise RuntimeError(f"a plugin replaces {holder.__name__}.{name}, which times are taken with")
 
 
 @dataclass(frozen=True)
@@ -39,7 +57,8 @@ def take_turn(
     device: torch.device,
     protocol: Protocol,
     clocks: Clocks | None = None,
-    now: Callable[[], float] = time.perf_counter,
+    now: Callable[[], float] = perf_counter,
+    before: Callable[[], None] = _nothing,
 ) -> Turn:
     """Time a callable that has run before (nothing left to compile): warm up, then sample until the spread is small.
 
@@ -48,8 +67,13 @@ def take_turn(
 
     Args:
         now: tells the time in seconds.
+        before: is called before each call, outside of what is timed.
+
+    Raises:
+        StrayError: the device goes on after the current stream, which is what is timed.
     """
-    sampler = _CudaSampler(run, device, clocks, now) if device.type == "cuda" else _HostSampler(run, now)
+    cuda = device.type == "cuda"
+    sampler = _CudaSampler(run, device, clocks, now, before) if cuda else _HostSampler(run, now, before)
     warmup = sampler.warm_up(protocol)
     samples: list[float] = []
     begin = now()
@@ -77,7 +101,7 @@ def memory_of(run: Callable[[], object], device: torch.device, held_bytes: int) 
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
         run()
-        torch.cuda.synchronize(device)
+        synchronize(device)
         peak = torch.cuda.max_memory_allocated(device)
         return Memory(peak, peak - before)
     _release_free_pages()
@@ -91,18 +115,19 @@ class _HostSampler:
     timer = "perf_counter"
     host_ms = None
 
-    def __init__(self, run: Callable[[], object], now: Callable[[], float]) -> None:
-        self.run, self.now = run, now
+    def __init__(self, run: Callable[[], object], now: Callable[[], float], before: Callable[[], None]) -> None:
+        self.run, self.now, self.before = run, now, before
         self.flush = torch.empty(_host_cache_bytes(), dtype=torch.uint8)
 
     def warm_up(self, protocol: Protocol) -> int:
-        warm = _warm_up(self.run, lambda: None, protocol, self.now)
+        warm = _warm_up(self.run, _nothing, _nothing, protocol, self.now, self.before)
         self.quick = 10 * warm.call_s < protocol.cap_s
         return warm.calls
 
     def sample(self, count: int) -> list[float]:
         milliseconds = []
         for _ in range(count):
+            self.before()
             self.flush.zero_()
             start = self.now()
             self.run()
@@ -114,10 +139,15 @@ class _CudaSampler:
     timer = "cuda_events"
 
     def __init__(
-        self, run: Callable[[], object], device: torch.device, clocks: Clocks | None, now: Callable[[], float]
+        self,
+        run: Callable[[], object],
+        device: torch.device,
+        clocks: Clocks | None,
+        now: Callable[[], float],
+        before: Callable[[], None],
     ) -> None:
-        self.run, self.now = run, now
-        self.device = device
+        self.run, self.now, self.before = run, now, before
+        self.device, self.stream = device, current_stream(device)
         self.clocks = clocks
         l2_bytes = torch.cuda.get_device_properties(device).L2_cache_size
         self.flush = torch.empty(2 * l2_bytes, dtype=torch.uint8, device=device)
@@ -125,56 +155,75 @@ class _CudaSampler:
         self.host_ms = 0.0
 
     def warm_up(self, protocol: Protocol) -> int:
-        warm = _warm_up(self.run, lambda: torch.cuda.synchronize(self.device), protocol, self.now)
+        device = partial(synchronize, self.device)
+        warm = _warm_up(self.run, self.stream.synchronize, device, protocol, self.now, self.before)
+        if warm.least_stray_s > max(STRAY_S, STRAY_SHARE * warm.call_s):
+            raise StrayError("works on a stream that the current one does not wait for")
         self.host_ms = 1e3 * warm.least_enqueue_s
         self.lead_cycles = int(min(2 * warm.last_enqueue_s, LEAD_LIMIT_S) * GPU_CYCLES_PER_S)
         self.quick = 10 * warm.call_s < protocol.cap_s
         return warm.calls
 
     def sample(self, count: int) -> list[float]:
-        starts = [torch.cuda.Event(enable_timing=True) for _ in range(count)]
-        stops = [torch.cuda.Event(enable_timing=True) for _ in range(count)]
+        starts, stops = ([Event(enable_timing=True) for _ in range(count)] for _ in range(2))
         for start, stop in zip(starts, stops, strict=True):
+            self.before()
             self.flush.zero_()
             torch.cuda._sleep(self.lead_cycles)
-            start.record()
+            record(start, self.stream)
             self.run()
-            stop.record()
+            record(stop, self.stream)
         if self.clocks:
             self.clocks.read()  # while the queue keeps the GPU busy
-        torch.cuda.synchronize(self.device)
-        return [start.elapsed_time(stop) for start, stop in zip(starts, stops, strict=True)]
+        synchronize(self.device)
+        return [elapsed_ms(start, stop) for start, stop in zip(starts, stops, strict=True)]
 
 
 class _Warm(NamedTuple):
-    """Calls made, seconds of the fastest, and seconds the host spent in one before it waited for the device."""
+    """Calls made, seconds of the fastest, and seconds the host spent in one before it waited for the device.
+
+    `least_stray_s` are seconds for which the device went on after its stream was done.
+    """
 
     calls: int
     call_s: float
+    least_stray_s: float
     least_enqueue_s: float
     last_enqueue_s: float
 
 
+class StrayError(RuntimeError):
+    """Raised where a call is not over when the stream is done that it is timed on."""
+
+
 def _warm_up(
-    run: Callable[[], object], synchronize: Callable[[], None], protocol: Protocol, now: Callable[[], float]
+    run: Callable[[], object],
+    wait_for_stream: Callable[[], object],
+    wait_for_device: Callable[[], object],
+    protocol: Protocol,
+    now: Callable[[], float],
+    before: Callable[[], None] = _nothing,
 ) -> _Warm:
     """Call as often as the protocol asks for, and on until a call took less than SLOW_CALL times the fastest.
 
     Slow calls are made once and no more, once they have taken `cap_s`.
     """
-    calls, fastest, least, begin = 0, float("inf"), float("inf"), now()
+    calls, fastest, least, stray, begin = 0, float("inf"), float("inf"), float("inf"), now()
     while True:
+        before()
         start = now()
         run()
         enqueued = now()
-        synchronize()
+        wait_for_stream()
+        done = now()
+        wait_for_device()
         end = now()
         calls += 1
-        fastest, least = min(fastest, end - start), min(least, enqueued - start)
+        fastest, least, stray = min(fastest, end - start), min(least, enqueued - start), min(stray, end - done)
         enough = calls >= protocol.warmup_iterations and end - begin >= protocol.warmup_s
         calm = end - start < SLOW_CALL * fastest or calls >= 5 * protocol.warmup_iterations
         if (enough and calm) or end - begin > protocol.cap_s:
-            return _Warm(calls, fastest, least, enqueued - start)
+            return _Warm(calls, fastest, stray, least, enqueued - start)
 
 
 @dataclass

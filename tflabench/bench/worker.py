@@ -13,6 +13,7 @@ import gc
 import json
 import os
 import resource
+import secrets
 import signal
 import sys
 import threading
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from tflabench.bench.inputs import Inputs
+    from tflabench.bench.verify import Verdict
     from tflabench.implementations.adapter import Case
 
 PR_SET_PDEATHSIG = 1
@@ -94,12 +97,14 @@ def _serve(
 
 @dataclass(frozen=True)
 class _Ready:
-    """A point that is built and has run once; `step` is what is timed."""
+    """A point that is built and has run once, with a `digest` of its results; `step` is what is timed."""
 
     case: Case
+    inputs: Inputs
     output_grad: Tensor | None
     step: Callable[[], object]
     first_call_s: float
+    digest: dict[str, list[float]]
 
     @property
     def held_bytes(self) -> int:
@@ -118,7 +123,7 @@ class Worker:
         """Import torch, register plugins, say what machine this is, cap the memory."""
         import torch
 
-        from tflabench.bench import machine
+        from tflabench.bench import machine, measure, verify  # noqa: F401  what they bind, plugins cannot replace
         from tflabench.implementations import registry
 
         for plugin in plugins:
@@ -179,21 +184,21 @@ class Worker:
         from tflabench.bench.answers import digest
         from tflabench.bench.measure import memory_of
         from tflabench.bench.tuning import tuning
-        from tflabench.bench.verify import verify
         from tflabench.implementations import registry
         from tflabench.implementations.packages import package_version
 
         impl = registry.get(implementation)
         with tuning(tune_s, replay) as tuned:
             ready = self._ready(implementation, Problem(**problem))
-        self.answer({"stage": "verifying"})
+        seed = secrets.randbits(31)
         start = time.perf_counter()
-        verdict = verify(ready.case, ready.output_grad, verify_s)
+        verdict = self._checked(ready, problem["dtype"], verify_s, seed)
         checked = time.perf_counter() - start
         with self._gradients(ready):
             self.answer({"stage": "measuring memory"})
             memory = memory_of(ready.step, self.device, ready.held_bytes)
         details = ready.case.details | {"errors": {error.name: error.error for error in verdict.errors}}
+        details |= {"check_seed": seed, "checked_slices": verdict.slices}
         return {
             "status": "wrong" if verdict.reason else "ok",
             "reason": verdict.reason,
@@ -205,7 +210,7 @@ class Worker:
             "check_s": checked,
             **tuned.columns(),
             **asdict(memory),
-            "digest": digest(self._results(ready)),
+            "digest": ready.digest | digest(self._results(ready)),
         }
 
     def turn(
@@ -225,8 +230,12 @@ class Worker:
         clocks = Clocks(self.device)
         with self._gradients(ready):
             self.answer({"stage": "timing"})
-            turn = take_turn(ready.step, self.device, Protocol(**protocol), clocks)
+            turn = take_turn(ready.step, self.device, Protocol(**protocol), clocks, before=ready.inputs.restore)
             columns = {"gpu_kernels": launched(ready.step, self.device)} if names else {}
+        ready.inputs.require_unchanged()
+        ready.inputs.change()  # to what was checked
+        results = self._results(ready)
+        ready.inputs.require_unchanged()
         return {
             "status": "ok",
             "columns": columns,
@@ -234,17 +243,14 @@ class Worker:
             "sm_clock_mhz": clocks.median_mhz,
             "throttled": clocks.throttled,
             "throttle_reasons": sorted(clocks.reasons),
-            "digest": digest(self._results(ready)),
+            "digest": ready.digest | digest(results),
             "seconds": time.perf_counter() - start,
         }
 
     def verify(self, implementation: str, problem: dict[str, Any], budget_s: float) -> dict[str, Any]:
         """Return the error table of a point: `status` "ok" or "wrong", and every error as `verify.Error` has it."""
-        from tflabench.bench.verify import verify
-
         ready = self._ready(implementation, Problem(**problem))
-        self.answer({"stage": "verifying"})
-        verdict = verify(ready.case, ready.output_grad, budget_s)
+        verdict = self._checked(ready, problem["dtype"], budget_s, problem["seed"])
         return {
             "status": "wrong" if verdict.reason else "ok",
             "reason": verdict.reason,
@@ -267,10 +273,9 @@ class Worker:
         from tflabench.bench.measure import take_turn
         from tflabench.bench.profile.calls import counted_call, parts_of
         from tflabench.bench.protocol import SHORT
-        from tflabench.bench.verify import verify
 
         ready = self._ready(implementation, Problem(**problem))
-        verdict = verify(ready.case, ready.output_grad, SHORT.verify_s)
+        verdict = self._checked(ready, problem["dtype"], SHORT.verify_s, problem["seed"])
         with self._gradients(ready):
             self.answer({"stage": "profiling"})
             if not calls:
@@ -290,6 +295,9 @@ class Worker:
         """Build the case and run it once, which compiles what is not compiled and tunes what is not tuned."""
         import torch
 
+        from tflabench.bench.answers import OF_FIRST_CALL, digest
+        from tflabench.bench.inputs import Inputs
+        from tflabench.bench.measure import require_own_timers
         from tflabench.implementations import registry
         from tflabench.implementations.adapter import Case
 
@@ -301,6 +309,7 @@ class Worker:
         chunk_size: object = case.details.get("chunk_size")
         if chunk_size is not None and (type(chunk_size) is not int or chunk_size < 1):
             raise TypeError(f"details have the chunk_size {chunk_size!r}: it must be an integer, 1 or more")
+        inputs = Inputs(case)
         leaves = [tensor for tensor in case.inputs.values() if tensor.requires_grad]
         backward = problem.pass_ == "fwbw"
         self.answer({"stage": "compiling and running for the first time"})
@@ -308,14 +317,23 @@ class Worker:
             start = time.perf_counter()
             output = case.forward()
             if not isinstance(output, torch.Tensor):
-                raise TypeError(f"the output is a {type(output).__name__}: it must be one tensor")
+                first = ", such as the first of the tuple" if isinstance(output, tuple) else ""
+                raise TypeError(f"the output is a {type(output).__name__}: it must be one tensor{first}")
+            if backward and not output.requires_grad:
+                raise TypeError(
+                    "the output has no gradient: forward must be differentiable by autograd (no detach), or the "
+                    "implementation must refuse fwbw"
+                )
             output_grad = torch.randn_like(output) if backward else None
-            if backward:
-                torch.autograd.grad(output, leaves, output_grad)
+            gradients = torch.autograd.grad(output, leaves, output_grad) if backward else ()
             if self.device_type == "cuda":
                 torch.cuda.synchronize(self.device)
             first_call_s = time.perf_counter() - start
-        del output
+        require_own_timers()
+        names = ["forward", *(f"d{name}" for name, tensor in case.inputs.items() if tensor.requires_grad)]
+        results = {name + OF_FIRST_CALL: x.detach() for name, x in zip(names, (output, *gradients), strict=False)}
+        first = digest(results)
+        del output, gradients, results
 
         def step() -> None:
             """Run what is timed, and return the gradients: accumulated ones would have to be cleared between calls."""
@@ -323,7 +341,20 @@ class Worker:
             if backward:
                 torch.autograd.grad(output, leaves, output_grad)
 
-        return _Ready(case, output_grad, step, first_call_s)
+        return _Ready(case, inputs, output_grad, step, first_call_s, first)
+
+    def _checked(self, ready: _Ready, dtype: str, budget_s: float, seed: int) -> Verdict:
+        """Compare a point with its oracle, on other values than those that it has seen."""
+        import torch
+
+        from tflabench.bench.verify import verify
+
+        self.answer({"stage": "verifying"})
+        ready.inputs.require_unchanged()
+        ready.inputs.change()
+        verdict = verify(ready.inputs.case, getattr(torch, dtype), ready.output_grad, budget_s, seed)
+        ready.inputs.require_unchanged()
+        return verdict
 
     @contextmanager
     def _gradients(self, ready: _Ready) -> Iterator[None]:
@@ -335,7 +366,7 @@ class Worker:
     def _results(self, ready: _Ready) -> dict[str, Tensor]:
         from tflabench.implementations.adapter import differentiate
 
-        return differentiate(lambda _: ready.case.forward(), ready.case.inputs, ready.output_grad)
+        return differentiate(lambda _: ready.inputs.case.forward(), ready.case.inputs, ready.output_grad)
 
     def _usable(self, result: dict[str, Any]) -> bool:
         """Give memory back; False where this process should be replaced (a CUDA error leaves its context broken)."""
@@ -374,6 +405,8 @@ def classify(error: Exception) -> tuple[str, str]:
     reason = f"{type(error).__name__}: {text}"[:500]
     if isinstance(error, Unsupported):
         return "unsupported", text
+    if "ChangedInputError" in kinds:
+        return "wrong", text
     if kinds & {"OutOfMemoryError", "MemoryError"} or "DefaultCPUAllocator" in text or "out of memory" in text.lower():
         return "oom", reason
     if type(error).__module__.startswith("triton") or kinds & {"TorchDynamoException", "InductorError"}:

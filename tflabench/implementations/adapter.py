@@ -76,7 +76,8 @@ class Case:
 
     Attributes:
         inputs: leaf tensors by name ("q", "k", "v", "i", "f", ...), `requires_grad` set when the pass is "fwbw".
-        forward: runs the implementation on `inputs` and returns its output; nothing else happens in it.
+        forward: runs the implementation on `inputs` and returns its output; nothing else happens in it. It reads them
+            at every call: the bench changes their values in place.
         oracle: the same function of the same inputs in plain, differentiable PyTorch, in the dtype it is given
             (float64 for the truth; the working dtype to learn what error that precision costs).
         layout: where batch, heads and time lie in every input and in the output: "bhtd" or "bthd"; gates likewise.
@@ -86,6 +87,8 @@ class Case:
         as_kernels_do: (inputs, results) -> those gradients that kernels of this kind sum up from rounded results, by
             name ("d" + the input's), as sums of `results` ("forward", "d" + name by input). What is allowed is then the
             error to be expected of that sum. It is asked twice: in float64, and in the working dtype.
+        writes: inputs that the kernel writes, by name, such as the state of a decode step in place. They are restored
+            before each call, outside what is timed; a kernel that changes another input is wrong.
         details: what the implementation chose, for the row: "chunk_size", "kernel", "version", ...
     """
 
@@ -94,6 +97,7 @@ class Case:
     oracle: Callable[[Mapping[str, Tensor]], Tensor]
     layout: Literal["bhtd", "bthd"] = "bhtd"
     as_kernels_do: Callable[[Mapping[str, Tensor], Mapping[str, Tensor]], Mapping[str, SuffixSum]] | None = None
+    writes: tuple[str, ...] = ()
     details: dict[str, object] = field(default_factory=dict)
 
 

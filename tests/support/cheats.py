@@ -1,0 +1,165 @@
+"""A plugin (`--plugin tests/support/cheats.py`) of kernels of the mLSTM that look fast or right, and are not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tflabench.implementations.adapter import Implementation
+from tflabench.implementations.mlstm import GATES
+from tflabench.kernels.scalar import reference
+from tflabench.plugin import mlstm_kernel
+
+
+def right(q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor) -> Tensor:
+    """(B, H, T, d_hv), as the operation has it."""
+    return reference.chunkwise(q, k, v, f, i, gate=GATES["sig"], chunk_size=64)[0]
+
+
+def memoises(*inputs: Tensor, seen: dict[Any, Tensor] = {}) -> Tensor:  # noqa: B006  it is the cheat
+    key = tuple(x.data_ptr() for x in inputs)
+    if key not in seen:
+        seen[key] = right(*inputs)
+    return seen[key]
+
+
+def leaves_early(*inputs: Tensor, last: dict[str, Any] = {}) -> Tensor:  # noqa: B006
+    """Compute three times for the same pointers, then no more."""
+    key = inputs[0].data_ptr()
+    if last.get("key") != key:
+        last.update(key=key, calls=0)
+    last["calls"] += 1
+    if last["calls"] <= 3:
+        last["h"] = right(*inputs)
+    return last["h"]
+
+
+def in_bfloat16(*inputs: Tensor) -> Tensor:
+    return right(*(x.bfloat16() for x in inputs)).to(inputs[0].dtype)
+
+
+def returns_bfloat16(*inputs: Tensor) -> Tensor:
+    return right(*(x.bfloat16() for x in inputs))
+
+
+def returns_float64(*inputs: Tensor) -> Tensor:
+    return right(*inputs).double()
+
+
+def wipes_v(q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor) -> Tensor:
+    return 0 * right(q, k, v.data.zero_() + v, i, f)
+
+
+def scales_q(q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor) -> Tensor:
+    q.data.mul_(0.5)
+    return right(q, k, v, i, f)
+
+
+def computes_in_place(q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor) -> Tensor:
+    h = right(q, k, v, i, f)
+    v.data.copy_(h.detach())
+    return v + (h - h.detach())
+
+
+class Altered(torch.autograd.Function):
+    """h and its gradients, each through a function of the name of an input and its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, alter: Callable[[str, Tensor], Tensor | None], *inputs: Tensor) -> Tensor:
+        ctx.alter = alter
+        ctx.save_for_backward(*inputs)
+        return right(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        leaves = [x.detach().requires_grad_() for x in ctx.saved_tensors]
+        with torch.enable_grad():
+            gradients = torch.autograd.grad(right(*leaves), leaves, grads[0])
+        return None, *(ctx.alter(name, grad) for name, grad in zip("qkvif", gradients, strict=True))
+
+
+def edits_v_backward(q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor) -> Tensor:
+    def alter(name: str, grad: Tensor) -> Tensor:
+        if name == "v":
+            v.data.zero_()
+        return grad
+
+    return Altered.apply(alter, q, k, v, i, f)
+
+
+def drops_a_gradient(*inputs: Tensor) -> Tensor:
+    return Altered.apply(lambda name, grad: None if name == "k" else grad, *inputs)
+
+
+def zeroes_a_gradient(*inputs: Tensor) -> Tensor:
+    return Altered.apply(lambda name, grad: 0 * grad if name == "f" else grad, *inputs)
+
+
+def gradient_of_the_first_call(*inputs: Tensor, first: dict[Any, Tensor] = {}) -> Tensor:  # noqa: B006
+    key = inputs[0].data_ptr()
+    return Altered.apply(lambda name, grad: first.setdefault((key, name), grad), *inputs)
+
+
+def _zeros(dim: int, part: Callable[[int], slice]) -> Callable[..., Tensor]:
+    def compute(*inputs: Tensor) -> Tensor:
+        keep = torch.ones(inputs[2].shape[dim], device=inputs[2].device)
+        keep[part(len(keep))] = 0
+        return right(*inputs) * keep.reshape([-1 if each == dim else 1 for each in range(4)])
+
+    return compute
+
+
+def on_another_stream(*inputs: Tensor) -> Tensor:
+    """On a GPU: what is timed is the current stream, which does not wait for it."""
+    with torch.cuda.stream(torch.cuda.Stream()):
+        for _ in range(20):
+            h = right(*inputs)
+    return h
+
+
+@dataclass(frozen=True)
+class Cheat:
+    """A kernel, and what a row of it says.
+
+    Attributes:
+        status, reason: of the row, a part of the reason.
+        backward: whether it cheats with gradients, and not without.
+        gpu: whether it needs a GPU.
+    """
+
+    compute: Callable[..., Tensor]
+    status: str
+    reason: str
+    backward: bool = False
+    gpu: bool = False
+
+    @property
+    def implementation(self) -> Implementation:
+        """The kernel as the bench measures it."""
+        name = next(name for name, cheat in CHEATS.items() if cheat is self)
+        return mlstm_kernel(name, self.compute, gate="sig")
+
+
+CHEATS = {
+    "memoises": Cheat(memoises, "wrong", "forward is off by"),
+    "leaves_early": Cheat(leaves_early, "wrong", "not repeatable: forward"),
+    "in_bfloat16": Cheat(in_bfloat16, "wrong", "forward is off by 0.00"),
+    "returns_bfloat16": Cheat(returns_bfloat16, "error", "the output is bfloat16: it must be float32"),
+    "returns_float64": Cheat(returns_float64, "error", "the output is float64: it must be float32"),
+    "wipes_v": Cheat(wipes_v, "wrong", "changes its input v"),
+    "scales_q": Cheat(scales_q, "wrong", "changes its input q"),
+    "computes_in_place": Cheat(computes_in_place, "wrong", "changes its input v"),
+    "edits_v_backward": Cheat(edits_v_backward, "wrong", "changes its input v", backward=True),
+    "drops_a_gradient": Cheat(drops_a_gradient, "error", "not have been used in the graph", backward=True),
+    "zeroes_a_gradient": Cheat(zeroes_a_gradient, "wrong", "df is off by 1", backward=True),
+    "gradient_of_the_first_call": Cheat(gradient_of_the_first_call, "wrong", "dq is off by", backward=True),
+    "half_the_heads": Cheat(_zeros(1, lambda heads: slice(heads // 2, heads)), "wrong", "forward is off by 1"),
+    "middle_heads": Cheat(_zeros(1, lambda heads: slice(2, heads - 2)), "wrong", "forward is off by"),
+    "middle_batch": Cheat(_zeros(0, lambda batch: slice(1, batch - 1)), "wrong", "forward is off by"),
+    "on_another_stream": Cheat(on_another_stream, "error", "works on a stream that the current one", gpu=True),
+}
+IMPLEMENTATIONS = tuple(cheat.implementation for cheat in CHEATS.values())
