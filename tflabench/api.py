@@ -87,13 +87,15 @@ def optimal_chunk_size(  # noqa: PLR0913  public
     state_dtype: str = "float32",
     memory_budget: str | None = None,
     tile: int | None = None,
+    peak_tflops: float | None = None,
+    bandwidth_tbs: float | None = None,
 ) -> int:
     """Return the chunk size L, in steps, of least theoretical runtime: `recommended` of `tflabench optimal-chunk`.
 
     It is a power of two from `tile` to `seq_len`, by the paper's model. Measured optima are lower; `sweep` finds them.
 
     Args:
-        gpu: as `tflabench gpus` lists them; None for this machine's, or an H100 where there is none.
+        gpu: as `tflabench gpus` lists them, or a .toml file; None for this machine's, or an H100 where there is none.
         d_qk, d_hv: head dimensions of queries and keys, and of values.
         gate: "exp" or "sig" of the mLSTM, or "gla" for Gated Linear Attention.
         seq_len, batch, heads: T, B, H of a call.
@@ -101,6 +103,7 @@ def optimal_chunk_size(  # noqa: PLR0913  public
         dtype, state_dtype: of q, k, v and gates, and of states in memory.
         memory_budget: peak memory allowed, such as "8GiB".
         tile: of the kernel, a power of two; None for 64, or less for shorter sequences.
+        peak_tflops, bandwidth_tbs: ceilings in place of the GPU's, in TFLOP/s and TB/s.
 
     Raises:
         InputError: an unknown GPU, gate or dtype, a size below 1, or a budget that no chunk size fits.
@@ -118,7 +121,9 @@ def optimal_chunk_size(  # noqa: PLR0913  public
             raise InputError(f"{name} is {size!r}: it must be a whole number")
     problem = Problem(batch, heads, seq_len, d_qk, d_hv, dtype=dtype, pass_=pass_)
     state_bytes = dtype_bytes("state_dtype", state_dtype)
-    tradeoff = Tradeoff(problem, gate, chosen_gpu(gpu, dtype).ceilings, state_bytes=state_bytes)
+    tradeoff = Tradeoff(
+        problem, gate, chosen_gpu(gpu, dtype, peak_tflops, bandwidth_tbs).ceilings, state_bytes=state_bytes
+    )
     budget = float("inf") if memory_budget is None else parse_bytes("memory_budget", memory_budget)
     return tradeoff.recommend(usual_tile(seq_len) if tile is None else tile, budget)
 

@@ -26,6 +26,15 @@ def _machine(tmp_path, monkeypatch):
 
 
 class TestOptimalChunk:
+    def test_several_gpus_and_head_dimensions_are_one_table(self):
+        got = document("optimal-chunk", "--gpu", "A100,H100", "--d-hv", "128,512")
+        assert [(line["gpu"].split()[0], line["d_hv"]) for line in got] == [
+            ("A100", 128), ("A100", 512), ("H100", 128), ("H100", 512),
+        ]  # fmt: skip
+        assert got[3]["chunk_size"] == document(*PAPER)["recommended"]
+        assert got[3]["ms_upper"] == document(*PAPER)["predicted_ms_upper"]
+        refused(["optimal-chunk", "--gpu", "A100,H100", "--details"], "--details is for one GPU")
+
     def test_json_holds_the_contract_and_the_papers_values(self):
         got = document(*PAPER)
         assert got["flop_optimal"] == pytest.approx(18.4, abs=0.05)

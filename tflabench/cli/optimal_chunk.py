@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from tflabench.bench.gpu_choice import chosen_gpu
-from tflabench.cli.common import app, options
+from tflabench.cli.common import app, complete, options
 from tflabench.cli.common.console import PASS_NAMES, emit
 from tflabench.cli.common.paths import out_file, write_drawn
 from tflabench.conclusions.tables import FittedTable, TableColumn
-from tflabench.problem import Problem, dtype_bytes, one_of, size_in_words
+from tflabench.problem import InputError, Problem, dtype_bytes, one_of, size_in_words
+from tflabench.selection.axes import parse_values
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -20,6 +21,13 @@ if TYPE_CHECKING:
     from tflabench.theory.chunk_size import Tradeoff
 
 
+WIDTHS = "Head dimension of values and states; several, comma-separated, make one table."
+Widths = Annotated[str, options.option(options.PROBLEM, "N", WIDTHS, "--d-hv")]
+GPUS = "Take this GPU of `tflabench gpus`, or that of a .toml file; several, comma-separated, make one table."
+Gpus = Annotated[
+    str | None,
+    options.option(options.CHIP, "NAMES", GPUS, autocompletion=complete.gpus, show_default="this machine's, else H100"),
+]
 LEAST_SHOWN, MOST_SHOWN = 1 / 8, 8  # of the recommended L: the table without --details
 TILE = "Tile of the kernel: L is a power of two from it."
 Tile = Annotated[
@@ -34,7 +42,7 @@ Details = Annotated[bool, options.option(options.OUTPUT, None, DETAILS, "--detai
 @app.command("optimal-chunk")
 def optimal_chunk(  # noqa: PLR0913  options
     d_qk: options.Dqk = 256,
-    d_hv: options.Dhv = 512,
+    d_hv: Widths = "512",
     heads: options.Heads = 8,
     seq_len: options.SeqLen = 8192,
     batch: options.Batch = 8,
@@ -42,7 +50,7 @@ def optimal_chunk(  # noqa: PLR0913  options
     dtype: options.Dtype = "bfloat16",
     gate: options.Gate = "sig",
     memory_budget: options.MemoryBudget = None,
-    gpu: options.GpuName = None,
+    gpu: Gpus = None,
     peak_tflops: options.PeakTflops = None,
     bandwidth_tbs: options.BandwidthTbs = None,
     causal_factor: options.CausalFactor = 0.5,
@@ -64,31 +72,48 @@ def optimal_chunk(  # noqa: PLR0913  options
     from tflabench.theory import chunk_size as chunks
     from tflabench.theory.cost import GATES
 
-    problem = Problem(batch, heads, seq_len, d_qk, d_hv, dtype=dtype, pass_=pass_)  # type: ignore[arg-type]
-    chip = chosen_gpu(gpu, dtype, peak_tflops, bandwidth_tbs)
+    widths = [int(width or 0) for width in parse_values("d_hv", d_hv)]
+    chips = [chosen_gpu(name, dtype, peak_tflops, bandwidth_tbs) for name in (options.words(gpu) if gpu else [None])]
     kind: Any = one_of("gate", gate, GATES)
     counts = one_of("counts", counts, ("published", "exact"))
     if GATES[gate].published is None:
         counts = "exact"
-    tradeoff = chunks.Tradeoff(
-        problem=problem,
-        gate=kind,
-        ceilings=chip.ceilings,
-        causal_factor=causal_factor,
-        state_bytes=dtype_bytes("state_dtype", state_dtype),
-        counts=counts,  # type: ignore[arg-type]
-    )
+    given = [
+        (
+            chip,
+            chunks.Tradeoff(
+                problem=Problem(batch, heads, seq_len, d_qk, width, dtype=dtype, pass_=pass_),  # type: ignore[arg-type]
+                gate=kind,
+                ceilings=chip.ceilings,
+                causal_factor=causal_factor,
+                state_bytes=dtype_bytes("state_dtype", state_dtype),
+                counts=counts,  # type: ignore[arg-type]
+            ),
+        )
+        for chip in chips
+        for width in widths
+    ]
     if tile is None:
         tile = chunks.usual_tile(seq_len)
     chunks.check_tile(tile, seq_len)
     if chunk_size is not None:
         chunks.check_chunk_size(chunk_size, tile)
-    recommended = tradeoff.recommend(tile, float("inf") if memory_budget is None else memory_budget)
-
-    title = (
-        f"{GATES[kind].title} {PASS_NAMES[pass_]} on {chip.name}: d_qk {d_qk}, d_hv {d_hv}, T {seq_len}, "
-        f"batch {batch}, {heads} heads, {dtype}, states {state_dtype}, F_causal {causal_factor:g}, {counts} counts"
+    budget = float("inf") if memory_budget is None else memory_budget
+    setting = (
+        f"T {seq_len}, batch {batch}, {heads} heads, {dtype}, states {state_dtype}, F_causal {causal_factor:g}, "
+        f"{counts} counts"
     )
+    if len(given) > 1:
+        if alone := [name for name, of_one in (("--details", details), ("--plot", plot)) if of_one]:
+            raise InputError(f"{alone[0]} is for one GPU and one head dimension: give one of each, or leave it out")
+        best = [(chip, tradeoff, tradeoff.recommend(tile, budget)) for chip, tradeoff in given]
+        lines = [{"gpu": chip.name, "d_hv": of.problem.d_hv, **_best(of, size)} for chip, of, size in best]
+        title = f"{GATES[kind].title} {PASS_NAMES[pass_]}: d_qk {d_qk}, {setting}. The best power of two:"
+        emit(lines, [title, _table_of_best(lines)], as_json)
+        return
+    ((chip, tradeoff),) = given
+    problem, recommended = tradeoff.problem, tradeoff.recommend(tile, budget)
+    title = f"{GATES[kind].title} {PASS_NAMES[pass_]} on {chip.name}: d_qk {d_qk}, d_hv {problem.d_hv}, {setting}"
     if plot:
         from tflabench.figures.theory import runtime_over_chunk_size
 
@@ -118,6 +143,30 @@ def optimal_chunk(  # noqa: PLR0913  options
         "state_bytes": tradeoff.state_bytes,
     }
     emit(document, _text(title, tradeoff, document, chunk_size, details), as_json)
+
+
+def _best(tradeoff: Tradeoff, recommended: int) -> dict[str, Any]:
+    """Return the line of one GPU and head dimension."""
+    return {
+        "runtime_optimal": tradeoff.runtime_optimal,
+        "within_5_percent": list(tradeoff.within()),
+        **_at(tradeoff, recommended),
+    }
+
+
+def _table_of_best(lines: Sequence[dict[str, Any]]) -> FittedTable:
+    """Return a row a GPU and head dimension, with its best L."""
+    columns = [
+        TableColumn("GPU", "gpu"),
+        TableColumn("d_hv", "d_hv", "d"),
+        TableColumn("L", "chunk_size", "d"),
+        TableColumn("ms lower", "ms_lower", ".3g"),
+        TableColumn("ms upper", "ms_upper", ".3g"),
+        TableColumn("memory", lambda line: size_in_words(line["memory_bytes"]), ">", drop=1),
+        TableColumn("optimum", "runtime_optimal", ".1f"),
+        TableColumn("within 5%", lambda line: "{} to {}".format(*line["within_5_percent"]), ">", drop=2),
+    ]
+    return FittedTable(columns, lines)
 
 
 def _text(
