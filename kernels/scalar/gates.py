@@ -44,6 +44,9 @@ SMALL_STEP = tl.constexpr(-15.0)  # softplus(x) is exp(x) in float32 below it
 LOG2_E = tl.constexpr(1.4426950408889634)
 SMALLEST = tl.constexpr(-160.0)  # log2 of a forget gate that is 0 to `Exponents`
 M_FLOOR = tl.constexpr(-1e30)  # m where nothing was ever written: finite, as the reference has it
+# exp(-m) of a denominator, at least: it may underflow where n^T q is 0. So h is 0 there, not NaN, and gradients, which
+# are divided by it too, do not overflow.
+SMALLEST_DENOMINATOR = tl.constexpr(2.0**-100)
 
 
 class LogGates(NamedTuple):

@@ -300,5 +300,6 @@ def _running_maximum(g: Tensor, a: Tensor, m: Tensor | None) -> Tensor:
 
 
 def _denominator(n_dot_q: Tensor, m: Tensor, with_gradient: bool) -> Tensor:
-    """Return max(|n^T q|, exp(-m)): at least 1 in the scale of the true n."""
-    return torch.maximum((n_dot_q if with_gradient else n_dot_q.detach()).abs(), torch.exp(-m))
+    """Return max(|n^T q|, exp(-m)): at least 1 in the scale of the true n, and never 0, where exp(-m) underflows."""
+    smallest = 2.0**26 * torch.finfo(m.dtype).tiny  # 2^-100 in float32, as kernels have it
+    return torch.maximum((n_dot_q if with_gradient else n_dot_q.detach()).abs(), torch.exp(-m).clamp(min=smallest))

@@ -19,11 +19,9 @@ from torch import Tensor
 from tflabench.kernels.common.contract import Arguments
 from tflabench.kernels.common.cover import cdiv, next_power_of_2
 from tflabench.kernels.common.launching import enqueue
-from tflabench.kernels.scalar.gates import ActivationConfig, StridedGate, load_log_gates
+from tflabench.kernels.scalar.gates import M_FLOOR, SMALLEST_DENOMINATOR, ActivationConfig, StridedGate, load_log_gates
 from tflabench.kernels.state import State
 from tflabench.kernels.types import Gate
-
-M_FLOOR = tl.constexpr(-1e30)  # as in `reference`: m stays finite where nothing was ever written
 
 
 class StepInputs(NamedTuple):
@@ -107,7 +105,8 @@ def head_weights(inputs, before, after, weights, scale, sharing, d_qk, config: t
     n_t = keep * tl.load(before.n + head * d_qk + d, mask=mask, other=0.0) + write * k_t
     tl.store(after.n + head * d_qk + d, n_t, mask=mask)
     n_dot_q = tl.abs(tl.sum(n_t * q_t, 0) * scale)
-    denominator = tl.maximum(n_dot_q, tl.exp(-m_t), propagate_nan=tl.PropagateNan.ALL)
+    lowest = tl.maximum(tl.exp(-m_t), SMALLEST_DENOMINATOR)
+    denominator = tl.maximum(n_dot_q, lowest, propagate_nan=tl.PropagateNan.ALL)
     tl.store(weights + head * 3, keep)
     tl.store(weights + head * 3 + 1, write)
     tl.store(weights + head * 3 + 2, scale / denominator)

@@ -230,6 +230,20 @@ def test_nan_passes_through(form):
     assert last.C[0, 0].isnan().all()
 
 
+@every_form
+@pytest.mark.parametrize("at", [3, T - 1])
+def test_nothing_is_nan_where_a_denominator_underflows(form, at):
+    """Where n^T q is 0 and exp(-m) too, also in the steps that fill the last chunk behind a large m."""
+    exact = {name: x.detach() for name, x in inputs(MLSTM_EXP).items()}
+    exact["i"][..., at] = 110
+    exact["q"][:, :, 3] = 0
+    x = {name: y.float().requires_grad_() for name, y in exact.items()}
+    h, _ = run(form, MLSTM_EXP, x)
+    wanted, _ = run(reference.recurrent, MLSTM_EXP, exact)
+    torch.testing.assert_close(h.double(), wanted, rtol=1e-4, atol=1e-5)
+    assert all(x.isfinite().all() for x in torch.autograd.grad(h.sum(), [x[name] for name in "qkvfi"]))
+
+
 def test_state_dtype_rounds_the_state_between_chunks():
     x = {n: t.detach().float() for n, t in inputs(MLSTM_SIG).items()}
     kept, _ = run(reference.chunkwise, MLSTM_SIG, x, chunk_size=8)

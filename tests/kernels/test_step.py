@@ -101,6 +101,14 @@ def test_steps_continue_a_sequence(implementation):
         torch.testing.assert_close(h.double(), wanted[:, :, t], rtol=2e-5, atol=2e-5)
 
 
+@every_implementation
+def test_h_is_zero_where_a_denominator_underflows(implementation):
+    x = at(sequence(MLSTM_EXP), 0)
+    x |= {"q": torch.zeros_like(x["q"]), "i": torch.full_like(x["i"], 104.0)}
+    state = zero_state(MLSTM_EXP, B, H, D_QK, D_HV, device=DEVICE)
+    assert (step(**x, state=state, gate=MLSTM_EXP, implementation=implementation) == 0).all()
+
+
 @every_gate
 @every_implementation
 def test_out_leaves_the_state_as_it_is(implementation, gate):

@@ -207,6 +207,20 @@ def computed(
     return found | {"d" + name: x for name, x in zip(names, gradients, strict=True) if x is not None}
 
 
+def check_underflow(case: Case) -> None:
+    """Assert that nothing is NaN at a step where n^T q is 0 and exp(-m) underflows, and that all else is right."""
+    x, grads = draw(case)
+    q, i = x["q"], x["i"]
+    assert q is not None
+    assert i is not None
+    q[:, :, 20], i[:, :, 20] = 0, 95
+    wanted = expected(case, x, grads, torch.float64)
+    found = computed(case, x, grads)
+    assert found["dq"].isfinite().all()
+    for name in ("h", "dk", "dv", "df", "di"):
+        assert distance(found[name], wanted[name]) < 1e-2, name
+
+
 def distance(x: Tensor, y: Tensor) -> float:
     """Relative Frobenius error, infinite where x is not finite."""
     error = (x.double() - y).norm() / y.norm().clamp(min=FLOOR)

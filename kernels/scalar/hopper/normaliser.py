@@ -20,6 +20,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma
 
+from tflabench.kernels.scalar.gates import SMALLEST_DENOMINATOR
+
 from .conversions import upper
 from .pipeline import Cursor, Signal, aggregate, allocate_signal
 from .schedule import get_items, get_work_item, loads_state, stores_state, stores_state_after
@@ -28,6 +30,7 @@ from .tiles import VECTOR, operands
 from .workarounds import barrier, uniform, wait_for_products
 
 LOG2_E = gl.constexpr(1.4426950408889634)
+SMALLEST = gl.constexpr(SMALLEST_DENOMINATOR.value)
 NARROW = gl.constexpr(gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 8, 16]))
 PARTS = gl.constexpr(gl.BlockedLayout([1, 8], [32, 1], [2, 1], [1, 0]))
 PARTIAL_SUMS = gl.constexpr(gl.BlockedLayout([1, 4], [32, 1], [2, 1], [1, 0]))
@@ -216,6 +219,7 @@ def store_denominators(program, stage, slot, turn):
     x = norm.x(stage.slot).load(VALUE_OF_THREAD)
     q_decay = scores.query_decay.index(stage.slot).load(VALUE_OF_THREAD)
     lowest = gl.exp2(-LOG2_E * norm.m(stage.slot).load(VALUE_OF_THREAD))
+    lowest = gl.maximum(lowest, SMALLEST)
     norm.sums_ready.wait(turn)
     total = q_decay * norm.qn.load(VALUE_OF_THREAD) + norm.denominator.index(slot.slot).load(VALUE_OF_THREAD)
     denominator = gl.maximum(gl.abs(total), lowest)

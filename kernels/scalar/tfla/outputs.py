@@ -35,7 +35,7 @@ from torch import Tensor
 
 from tflabench.kernels.common.descriptors import matrices_argument, open_matrices, open_rows, rows_argument
 from tflabench.kernels.common.launching import enqueue, unless_one, unspecialised
-from tflabench.kernels.scalar.gates import RowSums
+from tflabench.kernels.scalar.gates import SMALLEST_DENOMINATOR, RowSums
 from tflabench.kernels.scalar.plan.tfla import Outputs, Tiles
 
 from .call import Call, EdgeStates, Inputs
@@ -473,6 +473,7 @@ def normalized(acc, norm, place, vectors, config: tl.constexpr):
     bound = 1.0
     if config.stabilized:
         bound = tl.exp(-tl.load(vectors.m + place.t_offset + place.r, mask=place.inside, other=0.0))
+        bound = tl.maximum(bound, SMALLEST_DENOMINATOR)
     inverse = 1.0 / tl.maximum(tl.abs(norm), bound)
     acc *= inverse[:, None]
     if place.out_block == 0:

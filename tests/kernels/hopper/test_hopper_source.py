@@ -91,6 +91,11 @@ def test_at_most_twice_as_wrong_as_plain_pytorch(case: Case, newer: bool, monkey
     assert failures(case) == []
 
 
+def test_nothing_is_nan_where_a_denominator_underflows(monkeypatch: pytest.MonkeyPatch):
+    run_on(Machine(seed=0), monkeypatch)
+    tfla_cases.check_underflow(Case(gate="exp", T=70, batch=1, heads=1, d_qk=64, d_hv=64, L=128))
+
+
 @pytest.mark.parametrize(
     "case",
     [Case(gate="sig", T=330, batch=1, heads=2, d_qk=d, d_hv=2 * d, L=128, states=True) for d in (64, 128)],

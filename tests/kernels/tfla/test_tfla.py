@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tfla_cases import DEVICE, GATES, Case, computed, draw, errors, expected, failures
+from tfla_cases import DEVICE, GATES, Case, check_underflow, computed, draw, errors, expected, failures
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
 from tflabench.kernels.common import device
@@ -57,6 +57,10 @@ def test_values_are_right_and_not_only_as_wrong_as_plain_pytorch(gate: str) -> N
     assert {"h", "C", "dq", "dk", "dv", "df", "di", "dC"} <= found.keys()
     for name, (ours, _) in found.items():
         assert ours < 1e-5, name
+
+
+def test_nothing_is_nan_where_a_denominator_underflows() -> None:
+    check_underflow(small())
 
 
 @pytest.mark.parametrize("gate", ["exp", "sig"])
