@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from importlib import metadata
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -21,7 +22,7 @@ from repository import ROOT, SUPPORT
 from torch import Tensor
 from xlstm_models import build, hugging_face, off, tokens, with_gates
 
-from tflabench.integrations import IntegrationError, core, install
+from tflabench.integrations import IntegrationError, core, fla, install, mamba_ssm
 
 XLSTM = ROOT / os.environ.get("TFLABENCH_XLSTM", ".xlstm-2.0.6")
 WHY = f"no packages xlstm and mlstm_kernels in {XLSTM}: `make test` puts them there"
@@ -520,6 +521,27 @@ def gated_norm_of(layer: Any) -> Any:
             return rms_norm_ref(x, own.weight, None, z=z, eps=own.eps, **more)
 
     return Norm()
+
+
+@pytest.mark.parametrize("by_name", [True, False])
+@pytest.mark.parametrize("call", ["g and g_gamma", "documents", "documents on a CPU", "activation"])
+def test_what_ours_do_not_take_is_the_librarys_by_place_and_by_name(call, by_name):
+    def chunk_simple_gla(q: Any, k: Any, v: Any, g: Any = None, g_gamma: Any = None, **more: Any) -> str:
+        return "theirs"
+
+    def split_conv1d_scan(zxbcdt: Any, seq_idx: Any = None, activation: Any = "silu") -> str:
+        return "theirs"
+
+    x, convolution = torch.ones(1, 2, 2, 16), None if call == "documents" else print
+    of_mamba = partial(mamba_ssm.refuses, SimpleNamespace(causal_conv1d_fn=convolution))
+    original, refuses, given = {
+        "g and g_gamma": (chunk_simple_gla, fla.refuses, {"q": x, "k": x, "v": x, "g": x, "g_gamma": x}),
+        "activation": (split_conv1d_scan, of_mamba, {"zxbcdt": x, "seq_idx": None, "activation": "gelu"}),
+    }.get(call, (split_conv1d_scan, of_mamba, {"zxbcdt": x, "seq_idx": x}))
+    handle: Any = SimpleNamespace(active=lambda: True, leave=lambda name, why: None, count=lambda: 0)
+    served = core.stand_in(handle, original, lambda *args, **named: "ours", refuses)
+    assert (served(**given) if by_name else served(*given.values())) == "theirs"
+    assert served(**dict.fromkeys([*given][: 3 if original is chunk_simple_gla else 1], x)) == "ours"
 
 
 # --- errors

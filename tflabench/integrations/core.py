@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 import sys
 from collections.abc import Callable
 from importlib import metadata
@@ -187,21 +188,22 @@ def stand_in(
     handle: Installed,
     original: Callable[..., Any],
     ours: Callable[..., Any],
-    refuses: Callable[..., str | None] | None = None,
+    refuses: Callable[[dict[str, Any]], str | None] | None = None,
 ) -> Callable[..., Any]:
     """Return a function that calls ours while the handle is installed, and the original before and after.
 
     Whoever keeps it for longer keeps the original.
 
     Args:
-        refuses: (the same arguments) -> why a call goes to the original, or None; None takes every call.
+        refuses: (its arguments by name) -> why a call goes to the original, or None; None takes every call.
     """
+    signature = None if refuses is None else inspect.signature(original)
 
     @functools.wraps(original)
     def served(*args: Any, **named: Any) -> Any:
         if not handle.active():
             return original(*args, **named)
-        why = None if refuses is None else refuses(*args, **named)
+        why = None if refuses is None or signature is None else refuses(_by_name(signature, args, named))
         if why is not None:
             handle.leave(f"{original.__name__}, in some calls", why)
             return original(*args, **named)
@@ -209,6 +211,19 @@ def stand_in(
         return ours(*args, **named)
 
     return served
+
+
+def _by_name(signature: inspect.Signature, args: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
+    """Return arguments by name, whether they were given by place or by name, with those of a `**` among them.
+
+    Raises:
+        TypeError: there is no such parameter, or an argument is missing.
+    """
+    given = signature.bind(*args, **named).arguments
+    for parameter in signature.parameters.values():
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            given |= given.pop(parameter.name, {})
+    return given
 
 
 def wherever(module: ModuleType, key: str, value: Any) -> list[Replacement]:

@@ -42,13 +42,12 @@ def plan(handle: Installed, force: bool) -> list[Replacement]:
     return [replacement for name, ours in served.items() for replacement in wherever(ops, name, ours)]
 
 
-def refuses(*args: Any, **named: Any) -> str | None:
-    """Return why ours do not take a call that fla's do, or None."""
-    if set(named) & {"head_first", "transpose_state_layout"}:
+def refuses(given: dict[str, Any]) -> str | None:
+    """Return why ours do not take a call with such arguments that fla's do, or None."""
+    if set(given) & {"head_first", "transpose_state_layout"}:
         return "it has keywords that fla is giving up"
-    if named.get("g") is not None and named.get("g_gamma") is not None:
+    if given.get("g") is not None and given.get("g_gamma") is not None:
         return "it has both g and g_gamma"
-    given = dict(zip("qkv", args, strict=False)) | named
-    if any(given[name].shape[-1] % 16 for name in "qv" if name in given):
+    if any(given[name].shape[-1] % 16 for name in "qv"):
         return "a head dimension is no multiple of 16: ours would run in plain PyTorch"
     return None

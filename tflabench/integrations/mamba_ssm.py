@@ -35,11 +35,11 @@ def plan(handle: Installed, force: bool) -> list[Replacement]:
     ]
 
 
-def refuses(module: Any, *args: Any, **named: Any) -> str | None:
-    """Return why ours do not take a call of `mamba_split_conv1d_scan_combined`, or None."""
-    if named.get("seq_idx") is not None and module.causal_conv1d_fn is None:
-        return "seq_idx needs the package causal_conv1d"
-    if named.get("activation", "silu") not in ("silu", "swish"):
+def refuses(module: Any, given: dict[str, Any]) -> str | None:
+    """Return why ours do not take a call of `mamba_split_conv1d_scan_combined` with such arguments, or None."""
+    if given.get("seq_idx") is not None and not _has_convolution(module, given["zxbcdt"]):
+        return "seq_idx needs the package causal_conv1d, and a GPU"
+    if given.get("activation", "silu") not in ("silu", "swish"):
         return "its activation is not silu"
     return None
 
@@ -93,12 +93,17 @@ def split_conv1d_scan(module: Any, signature: inspect.Signature, *args: Any, **n
 
 def _convolve(module: Any, x: Tensor, weight: Tensor, bias: Tensor | None, seq_idx: Tensor | None) -> Tensor:
     """Return silu of the causal convolution of x (batch, seqlen, channels) with a weight (channels, width)."""
-    if module.causal_conv1d_fn is not None and x.is_cuda:
+    if _has_convolution(module, x):
         more = {"bias": bias, "activation": "silu", "seq_idx": seq_idx}
         return module.causal_conv1d_fn(x.transpose(1, 2), weight, **more).transpose(1, 2)
     T, width = x.shape[1], weight.shape[1]
     y = conv1d(x.transpose(1, 2), weight[:, None].to(x.dtype), bias, padding=width - 1, groups=x.shape[2])
     return silu(y[..., :T]).transpose(1, 2)
+
+
+def _has_convolution(module: Any, x: Tensor) -> bool:
+    """Return whether the convolution of causal_conv1d, which knows seq_idx, runs where x is."""
+    return module.causal_conv1d_fn is not None and x.is_cuda
 
 
 def gated_norm(
