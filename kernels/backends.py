@@ -11,7 +11,7 @@ from torch import Tensor
 from .checks import check_chunk_size, check_heads, check_is_gate, check_name, check_sequence
 from .common.contract import Kernels
 from .common.operators import HAS_TRITON, constant_to_compilers
-from .common.tiling import DTYPES
+from .common.tiling import DTYPES, fitting
 from .families import FAMILIES, family_of
 from .scalar.plan.tfla import TileConfig
 from .types import ChunkSize, Gating, Implementation, Layout
@@ -203,6 +203,7 @@ def choose(
     name, L, refused = resolve(
         q, v, gate=gate, implementation=implementation, chunk_size=given, backward=backward, config=config
     )
+    L = fitting(L, q.shape[2]) if given is None else L
     if refused:
         why = f"{name} is the first that runs here: {'; '.join(refused)}"
     elif name == implementation:

@@ -64,7 +64,7 @@ def refuses(q: Tensor, v: Tensor, *, gate: Gating, chunk_size: int, config: obje
 def default_chunk_size(q: Tensor, v: Tensor, *, gate: Gating, backward: bool = True) -> int:
     """Return the chunk size that measured best."""
     del gate, backward
-    return plans.default_chunk_size(q.shape[-1], v.shape[-1], q.shape[2])
+    return plans.default_chunk_size(q.shape[-1], v.shape[-1])
 
 
 def forward(arguments: Arguments, options: KernelOptions) -> tuple[Tensor, State | None, tuple[Tensor, ...]]:

@@ -134,13 +134,9 @@ class Plan:
         return max(1, min(self.chunks, self.programs // programs))
 
 
-def default_chunk_size(d_qk: int, d_hv: int, T: int) -> int:
-    """Return the chunk size where none is given: states cost bytes, long chunks cost FLOPs. T may be a symbol."""
-    best = 128 if d_qk * d_hv <= 128 * 128 else 256
-    size = 16
-    while best > size and size < T:  # comparisons: torch.compile then does so once for all long sequences
-        size *= 2
-    return size
+def default_chunk_size(d_qk: int, d_hv: int) -> int:
+    """Return the chunk size where none is given, of sequences that are as long: states cost bytes, chunks FLOPs."""
+    return 128 if d_qk * d_hv <= 128 * 128 else 256
 
 
 def refuses_sizes(d_qk: int, d_hv: int, chunk_size: int | None) -> str | None:

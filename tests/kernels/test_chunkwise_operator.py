@@ -284,6 +284,23 @@ def test_a_length_is_no_reason_to_compile_again(monkeypatch, probe, kernels, ran
     assert len(graphs) == ranges
 
 
+@pytest.mark.parametrize("chunk_size", ["auto", 1024])
+def test_any_length_has_the_first_graph(monkeypatch, probe, chunk_size):
+    """Of fewer steps than a chunk and more: what the Triton kernels say before they run asks for no length."""
+
+    def forward(arguments, options):
+        return torch.zeros_like(arguments.v), None, tfla.empty_saved(arguments.q, arguments.v, options)
+
+    made = tfla.kernels(2)._replace(forward=forward)
+    monkeypatch.setitem(FAMILIES["scalar"].kernels, "probe", lambda: made)
+    count = CompileCounterWithBackend("eager")
+    compiled = torch.compile(ops.mlstm_exp, fullgraph=True, backend=count, dynamic=True)
+    for steps in (17, 40, 100, 164, 300):
+        x = torch.ones(1, 2, steps, 16)
+        compiled(x, x, x, x[..., 0], x[..., 0], implementation=PROBE, chunk_size=chunk_size)
+    assert count.frame_count == 1
+
+
 @pytest.mark.parametrize("implementation", ["tfla_limit", "tfla_xl"])
 def test_triton_kernels_are_opaque_to_torch(implementation):
     """As the probe, on a short sequence: interpreted kernels are slow."""

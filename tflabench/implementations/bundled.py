@@ -212,7 +212,7 @@ def fused_cost(op: Recurrence, problem: Problem) -> Cost:
 
 def gla_chunk_size(problem: Problem) -> int:
     """Return the chunk size that the Triton kernels of GLA take where none is given."""
-    return gla_plan.default_chunk_size(problem.d_qk, problem.d_hv, problem.seq_len)
+    return tiling.fitting(gla_plan.default_chunk_size(problem.d_qk, problem.d_hv), problem.seq_len)
 
 
 def gla_reference_chunk_size(problem: Problem) -> int:

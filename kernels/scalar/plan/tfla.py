@@ -317,14 +317,13 @@ def takes_documents(sizes: Sizes, device: Device, lengths: list[int], *, states:
 
 
 def default_chunk_size(sizes: Sizes, levels: int) -> int:
-    """Return the chunk size that measured best: states cost bytes, long chunks cost FLOPs. Steps may be a symbol."""
+    """Return the chunk size that measured best: states cost bytes, long chunks cost FLOPs.
+
+    It does not ask for the steps, which may be a symbol: torch.compile would compile anew for others. See `fitting`.
+    """
     if levels == 1:
         return 64
-    best = 128 if sizes.d_qk * sizes.d_hv <= 128 * 128 else 256
-    size = 16
-    while best > size and sizes.steps > size:  # comparisons: torch.compile then does so once for all long sequences
-        size *= 2
-    return size
+    return 128 if sizes.d_qk * sizes.d_hv <= 128 * 128 else 256
 
 
 def _block(d: int, limit: int) -> int:

@@ -28,7 +28,7 @@ from tflabench.kernels.common.tensors import sum_shared, unflatten
 from tflabench.kernels.scalar import gates
 from tflabench.kernels.scalar.gates import GradientSums
 from tflabench.kernels.scalar.plan import tfla as plans
-from tflabench.kernels.scalar.plan.tfla import TileConfig, fitting, largest_tile
+from tflabench.kernels.scalar.plan.tfla import TileConfig, largest_tile
 from tflabench.kernels.state import State
 from tflabench.kernels.types import Gate
 
@@ -90,8 +90,10 @@ def empty_saved(q: Tensor, v: Tensor, options: KernelOptions) -> tuple[Tensor, .
     """
     batch, heads, steps, d_hv = v.shape
     d_qk, gate, config, bounds = q.shape[-1], options.gate, options.config, options.bounds
-    L = fitting_documents(bounds, options.chunk_size) if bounds else fitting(options.chunk_size, steps)
-    T = L * tiles_of(bounds, L) if bounds else steps
+    L, T = options.chunk_size, steps  # of a sequence that is shorter, one chunk, and what fits it is as well
+    if bounds:
+        L = fitting_documents(bounds, L)
+        T = L * tiles_of(bounds, L)
     shapes: list[tuple[tuple[int, ...], torch.dtype]] = []
     if gate.normalize:
         shapes.append(((batch, heads, T), torch.float32))
