@@ -121,7 +121,7 @@ def mamba_chunk_scan_combined(call: ScanArguments) -> Tensor | tuple[Tensor, ...
     if call.return_varlen_states:
         if call.cu_seqlens is None:
             raise ValueError("cu_seqlens is None: it must have the bounds of the sequences for return_varlen_states")
-        states.append(_states_after(call, call.cu_seqlens))
+        states.append(_states_after(call, call.cu_seqlens, start))
     return (y, *states) if states else y
 
 
@@ -135,9 +135,12 @@ def _step_size(call: ScanArguments) -> Tensor:
 
 
 @torch.no_grad()
-def _states_after(call: ScanArguments, cu_seqlens: Tensor) -> Tensor:
-    """Return the state after each sequence of a batch of one, (N, heads, headdim, dstate)."""
+def _states_after(call: ScanArguments, cu_seqlens: Tensor, start: State | None) -> Tensor:
+    """Return the state after each sequence of a batch of one, (N, heads, headdim, dstate); `start` is the first's."""
     x, _, A, B, C = call[:5]
-    step = _step_size(call)
-    found = mamba2_ssd(x, step, A, B, C, layout="bthd", return_last_state=True, cu_seqlens=cu_seqlens)
-    return found[1].C.mT
+    if start is not None:
+        start = State(pad(start.C, (0, 0, 0, 0, 0, 0, 0, cu_seqlens.numel() - 2)))
+    _, last = mamba2_ssd(
+        x, _step_size(call), A, B, C, layout="bthd", initial_state=start, return_last_state=True, cu_seqlens=cu_seqlens
+    )
+    return last.C.mT

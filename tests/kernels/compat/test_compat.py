@@ -156,14 +156,18 @@ def test_mamba2_alone_is_a_tensor():
     torch.testing.assert_close(y, mamba2(*scanned(x))[0], rtol=1e-9, atol=1e-9)
 
 
-def test_mamba2s_sequences_do_not_meet():
+@pytest.mark.parametrize("started", [False, True])
+def test_mamba2s_sequences_do_not_meet(started):
+    """The first one goes on from the initial state."""
     x = mamba_inputs(groups=1, batch=1)
+    start = torch.randn(1, HEADS, D_HV, D_QK).double() if started else None
     cut, cu_seqlens = 9, torch.tensor([0, 9, T])
     seq_idx = (torch.arange(T) >= cut).int()[None]
     y, last, ends = mamba.mamba_chunk_scan_combined(
         *scanned(x),
         256,
         D=x["D"],
+        initial_states=start,
         seq_idx=seq_idx,
         cu_seqlens=cu_seqlens,
         dt_softplus=True,
@@ -171,7 +175,8 @@ def test_mamba2s_sequences_do_not_meet():
         return_varlen_states=True,
     )
     positive = x | {"dt": softplus(x["dt"])}
-    parts = [mamba2(*scanned(positive, steps), x["D"]) for steps in (slice(cut), slice(cut, None))]
+    edges = ((slice(cut), start), (slice(cut, None), None))
+    parts = [mamba2(*scanned(positive, steps), x["D"], start=before) for steps, before in edges]
     wanted, states = torch.cat([p[0] for p in parts], 1), torch.cat([p[1] for p in parts])
     assert_same((y, last, ends), (wanted, states[1:], states))
     leaves = [x[n] for n in ("x", "dt", "A", "B", "C", "D")]
