@@ -31,7 +31,7 @@ def add_bias(
     steps, blocks = tl.cdiv(T, STEPS), tl.cdiv(heads, HEADS)
     part = tl.program_id(0) // blocks
     b = (part // steps).to(tl.int64)
-    h = tl.program_id(0) % blocks * HEADS + tl.arange(0, HEADS)
+    h = (tl.program_id(0) % blocks * HEADS + tl.arange(0, HEADS)).to(tl.int64)
     t = part % steps * STEPS + tl.arange(0, STEPS)
     mask = (t < T)[:, None] & (h < heads)[None, :]
     # One of the two has its heads side by side in memory, the other its steps: the tile is turned on the way.

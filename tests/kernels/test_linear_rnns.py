@@ -327,6 +327,17 @@ def test_the_prologue_in_triton_is_that_in_pytorch(head_axis, heads):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
 
 
+def test_the_prologue_reads_heads_that_lie_far_apart(tmp_path):
+    """Where the number of a head times its stride is beyond 32 bits: in a file, of which next to nothing is written."""
+    heads, steps, stride = 40, 5, 2**26
+    size = (heads - 1) * stride + steps
+    memory = torch.from_file(str(tmp_path / "wide"), shared=True, size=size, dtype=torch.float16)
+    dt = memory.as_strided((1, heads, steps), (size, stride, 1))
+    dt.copy_(random(1, heads, steps))
+    bias = random(heads)
+    torch.testing.assert_close(torch.ops.tflabench.add_bias(dt, bias), dt.float() + bias[:, None])
+
+
 def test_the_epilogue_refuses_second_derivatives():
     h, x, z = (random(BATCH, HEADS, T, 16).requires_grad_() for _ in range(3))
     y = torch.ops.tflabench.skip_and_gate(*(t.to(DEVICE) for t in (h, x)), None, z.to(DEVICE))
