@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection, Iterable, Sequence
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -192,6 +192,8 @@ def check_tensor(argument: str, x: Any, like: Tensor, like_name: str = "q") -> T
     """Return x if it is a tensor of a floating dtype that arithmetic is done in, on the device of `like`."""
     if not isinstance(x, Tensor):
         raise TypeError(f"{argument} is {kind(x)}: it must be a tensor")
+    if x.is_nested or x.layout != torch.strided:
+        raise TypeError(f"{argument} is nested or sparse: it must be dense (cu_seqlens takes documents end to end)")
     if x.dtype not in (torch.bfloat16, torch.float16, torch.float32, torch.float64):
         raise TypeError(f"{argument} is {x.dtype}: it must be bfloat16, float16, float32 or float64")
     if x.device != like.device:
@@ -213,8 +215,7 @@ def heads_of(v: Tensor, layout: str) -> int:
 
 def check_sequence(argument: str, x: object, layout: str) -> None:
     """Check for a tensor of as many sizes as the layout has letters."""
-    if not isinstance(x, Tensor):
-        raise TypeError(f"{argument} is {kind(x)}: it must be a tensor")
+    x = check_tensor(argument, x, cast("Tensor", x))
     if x.dim() != len(layout):
         sizes = ", ".join((*layout[:-1].upper(), "d"))
         raise ValueError(f"{argument} has the shape {tuple(x.shape)}: it must be ({sizes}), every size at least 1")

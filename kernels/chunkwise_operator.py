@@ -57,7 +57,7 @@ def run(
     backward = chunk_size is None and _wants_gradients(q, k, v, f, i, skip, *initial or ())
     C, n, m = (None if x is None else x.float() for x in initial or (None, None, None))
     key = setup_key(implementation, gate.family, gate.fields, state_dtype, config)
-    given = q, k, v, f, i, C, n, m, scale, gate.temperature, chunk_size, backward, key, skip
+    given = q, k, v, f, i, C, n, m, scale, float(gate.temperature), chunk_size, backward, key, skip
     h, *states = _forward(*given, return_last_state, bounds)
     return h, _split(states, gate)[0] if return_last_state else None
 

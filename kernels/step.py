@@ -119,7 +119,7 @@ def compute_step(
         before, after = ((None, None, None), state) if out is None else (state, out)
         scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
         return _step_in_triton(
-            *(q, k, v, f, i, *after, *before), scale, gate.temperature,
+            *(q, k, v, f, i, *after, *before), scale, float(gate.temperature),
             setup_key("triton", gate.family, gate.fields, torch.float32, None), skip,
         )  # fmt: skip
     with torch.no_grad(), nullcontext() if low is None else torch.autocast(q.device.type, enabled=False):

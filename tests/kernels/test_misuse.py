@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -69,6 +70,11 @@ def test_a_scale_that_changes_stays_in_one_graph():
     compiled = torch.compile(lambda s: ops.mlstm_sig(Q, K, V, IN, F, scale=s), fullgraph=True, backend="eager")
     for scale in (0.1, 0.2, 0.3):
         torch.testing.assert_close(compiled(scale), ops.mlstm_sig(Q, K, V, IN, F, scale=scale))
+
+
+def test_a_temperature_may_be_a_float_of_numpy():
+    found = ops.gated_retention(Q, K, V, F, temperature=np.float64(4))
+    assert found.equal(ops.gated_retention(Q, K, V, F, temperature=4.0))
 
 
 def test_steps_and_choose_take_meta_tensors():
@@ -183,11 +189,17 @@ WRONG: dict[str, tuple[Any, str]] = {
         "it must be contiguous",
     ),
     "a scale beyond floats": (lambda: ops.mlstm_sig(Q, K, V, IN, F, scale=10**400), "it must be finite"),
+    "nested": (
+        lambda: ops.mlstm_sig(torch.nested.nested_tensor([Q[0], Q[0]]), K, V, IN, F),
+        "q is nested or sparse: it must be dense",
+    ),
+    "a temperature of yes or no": (lambda: ops.gated_retention(Q, K, V, F, temperature=True), "temperature is a bool"),
     "temperature": (lambda: ops.gated_retention(Q, K, V, F, temperature="a"), "temperature is a str: it must be a"),
     "a gate by name": (lambda: ops.zero_state("mlstm", B, H, D, D), "gate is a str: it must be a tflabench.ops.Gate"),
 }
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("name", WRONG)
 def test_a_mistake_is_one_line_with_the_callers_names(name):
     call, said = WRONG[name]
