@@ -203,14 +203,13 @@ def choose(
     name, L, refused = resolve(
         q, v, gate=gate, implementation=implementation, chunk_size=given, backward=backward, config=config
     )
-    L = fitting(L, q.shape[2]) if given is None else L
     if refused:
         why = f"{name} is the first that runs here: {'; '.join(refused)}"
     elif name == implementation:
         why = f"{asked} and runs here"
     else:
         why = f"{name} is the first choice and runs here"
-    return Choice(cast("Implementation", name), L, why)
+    return Choice(cast("Implementation", name), fitting(L, q.shape[2]) if given is None else L, why)
 
 
 def _as_under_autocast(x: Tensor) -> Tensor:

@@ -98,7 +98,8 @@ class Gate(Gating):
             raise ValueError(f"input is {self.input!r}: it must be one of {', '.join(get_args(InputGate))}")
         if self.forget == "rate" and self.input not in ("step", "softplus"):
             raise ValueError(f"input is {self.input!r}: it must be a step size, step or softplus, for forget 'rate'")
-        if isinstance(self.temperature, bool) or not isinstance(self.temperature, (int, float)):
+        temperature: Any = self.temperature
+        if isinstance(temperature, bool) or not isinstance(temperature, (int, float)):
             raise TypeError(f"temperature is a {type(self.temperature).__name__}: it must be a float")
         if not 0 < self.temperature < math.inf:
             raise ValueError(f"temperature is {self.temperature}: it must be positive and finite")

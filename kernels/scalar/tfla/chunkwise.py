@@ -90,10 +90,8 @@ def empty_saved(q: Tensor, v: Tensor, options: KernelOptions) -> tuple[Tensor, .
     """
     batch, heads, steps, d_hv = v.shape
     d_qk, gate, config, bounds = q.shape[-1], options.gate, options.config, options.bounds
-    L, T = options.chunk_size, steps  # of a sequence that is shorter, one chunk, and what fits it is as well
-    if bounds:
-        L = fitting_documents(bounds, L)
-        T = L * tiles_of(bounds, L)
+    L = fitting_documents(bounds, options.chunk_size) if bounds else options.chunk_size  # of more than T, one chunk
+    T = L * tiles_of(bounds, L) if bounds else steps
     shapes: list[tuple[tuple[int, ...], torch.dtype]] = []
     if gate.normalize:
         shapes.append(((batch, heads, T), torch.float32))
