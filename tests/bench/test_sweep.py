@@ -15,8 +15,9 @@ from tflabench.bench.events import Began, Ended, Event, Fault, Location, Note, R
 from tflabench.bench.machine import Machine
 from tflabench.bench.protocol import PAPER, STANDARD
 from tflabench.bench.rules import Rules
-from tflabench.bench.sweep import Listener, Measured, Progress, Sweep, pending
+from tflabench.bench.sweep import Listener, Measured, Progress, Sweep, outdated, pending
 from tflabench.implementations import registry
+from tflabench.implementations.adapter import Plugin
 from tflabench.problem import Problem
 from tflabench.rows.schema import Row
 from tflabench.selection.comparisons import Comparison
@@ -287,6 +288,23 @@ def test_a_folder_lacks_what_is_not_of_one_closed_comparison():
     assert pending([both], rows_of(both) | rows_of(first, comparison_id="2"), STANDARD, "cpu") == [both]
     failed = rows_of(both) | rows_of(first, status="oom", ms_median=None)
     assert pending([both], failed, STANDARD, "cpu") == [], "what failed has had its chance"
+
+
+def test_what_has_changed_since_is_measured_again(monkeypatch):
+    both = comparison()
+    assert outdated(both.points[0], rows_of(both)[both.points[0].id]) is None, "of before this was recorded"
+    known = {point.id: registry.versions_used(point.implementation) for point in both.points}
+    rows = {id_: each.model_copy(update={"packages": known[id_]}) for id_, each in rows_of(both).items()}
+    assert pending([both], rows, STANDARD, "cpu") == []
+    older = rows[both.points[1].id].model_copy(update={"packages": {"torch": "2.0"}})
+    assert pending([both], rows | {older.point: older}, STANDARD, "cpu") == [both], "whole"
+    assert (outdated(both.points[1], older) or "").startswith("torch was 2.0 and is ")
+    assert outdated(both.points[1], older.model_copy(update={"mixed_versions": "torch 2.0"})) is None
+    plugged = replace(both.points[0].implementation, plugin=Plugin("mine.py", "2"))
+    mine = Point(plugged, both.points[0].problem)
+    row = rows[mine.id].model_copy(update={"plugin_hash": "1"})
+    assert outdated(mine, row) == "mine.py has changed"
+    assert outdated(mine, row.model_copy(update={"plugin_hash": "2"})) is None
 
 
 def test_what_was_refused_is_measured_once_it_can_run(monkeypatch):

@@ -10,7 +10,7 @@ from rich.console import Console
 from synthetic import APART, IN_FULL, IN_PART, row
 
 from tflabench.conclusions.ratio import ratio
-from tflabench.conclusions.summary import Swept, closing, contests, ending
+from tflabench.conclusions.summary import Swept, changes, closing, contests, ending
 from tflabench.rows.schema import Row
 
 FOLDER = Path("results") / "h200" / "quick"
@@ -81,8 +81,8 @@ def test_the_fastest_row_meets_the_next_best_of_another_owner():
 
 
 def test_a_row_apart_or_throttled_leaves_the_ratios_of_the_others():
-    for changes in ({"tuned": IN_PART}, {"throttled": True}):
-        rows = [row(ms=1.0), row("sdpa", ms=2.0, **changes), row("fla_gla", ms=3.0)]
+    for apart in ({"tuned": IN_PART}, {"throttled": True}):
+        rows = [row(ms=1.0), row("sdpa", ms=2.0, **apart), row("fla_gla", ms=3.0)]
         assert "3.00 ± 0.00x fla_gla" in said(rows)
         assert "2.00" not in said(rows)
         assert "3.00 ± 0.00 times faster than fla_gla (L=128)" in (closing(rows) or "")
@@ -145,3 +145,23 @@ def test_what_numbers_must_be_read_with_is_counted():
     ):
         assert f"  {note}: " in text
     assert "x): " not in said([row()])
+
+
+@pytest.mark.parametrize(
+    ("now", "drift", "verdict"),
+    [
+        (0.9, 1.0, "0.90 times: faster"),
+        (1.1, 1.0, "1.10 times: slower"),
+        (0.9, 0.85, "0.90 times: within the 18% by which occasions differ"),
+        (1.01, 1.0, "1.01 times: within the 3% by which occasions differ"),
+    ],
+)
+def test_a_changed_kernel_has_a_verdict_beyond_what_occasions_differ_by(now, drift, verdict):
+    """What has not changed, and took turns with it both times, shows that."""
+    before = [row("mine", 1.0, plugin_hash="1"), row("sdpa", 2.0), row("reference_sig", 1.0, comparison_id="else")]
+    after = [row("mine", now, plugin_hash="2"), row("sdpa", 2.0 * drift)]
+    after = [each.model_copy(update={"comparison_id": "later"}) for each in after] + [before[2]]
+    (line,) = changes({each.point: each for each in before}, after)
+    assert line.startswith("mine")
+    assert line.endswith(verdict)
+    assert changes({}, after) == []

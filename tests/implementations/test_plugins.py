@@ -93,9 +93,45 @@ def test_a_plugin_may_be_plugged_in_again(tmp_path):
     for names in ("one", "two"), ("two", "three"):
         made = ", ".join(f"mlstm_kernel({name!r}, print, gate='sig')" for name in names)
         path.write_text(f"{MAKES}IMPLEMENTATIONS = ({made})")
-        (path.parent / "__pycache__" / f"mine.{sys.implementation.cache_tag}.pyc").unlink(missing_ok=True)
         registry.plug_in(str(path))
         assert tuple(impl.name for impl in registry.plugged()) == names
+
+
+HELPERS = {
+    "mine.py": f"{MAKES}import beside\nfrom below import deep\n"
+    "def mine(*x):\n    from late import late\n    return late(*x)\n"
+    "IMPLEMENTATIONS = (mlstm_kernel('mine', mine, gate='sig'),)\n",
+    "beside.py": "x = 1\n",
+    "late.py": "def late(*x): return x\n",
+    "below/__init__.py": "",
+    "below/deep.py": "from . import deeper\n",
+    "below/deeper.py": "x = 1\n",
+    "other.py": "x = 1\n",
+}
+
+
+def test_a_plugin_imports_what_lies_beside_it_and_is_known_by_all_of_that(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for name, text in HELPERS.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+        monkeypatch.delitem(sys.modules, name.removesuffix(".py").replace("/", "."), raising=False)
+
+    def hash_of_it() -> str:
+        registry.plug_in(str(tmp_path / "mine.py"))
+        (impl,) = registry.plugged()
+        assert impl.plugin
+        assert impl.plugin.name == "mine.py"
+        return impl.plugin.hash or ""
+
+    hashes = [hash_of_it()]
+    for name in ("mine.py", "beside.py", "late.py", "below/__init__.py", "below/deeper.py"):
+        (tmp_path / name).write_text(HELPERS[name] + "# changed\n")
+        hashes.append(hash_of_it())
+    assert len(set(hashes)) == len(hashes)
+    (tmp_path / "other.py").write_text("x = 2\n")
+    assert hash_of_it() == hashes[-1]
+    assert not list(tmp_path.glob("__pycache__/mine*")), "what Python compiled of it may be of before"
 
 
 # --- What goes wrong when it runs is a row
@@ -191,7 +227,6 @@ def test_refuses_and_cost_that_fail_end_no_sweep(tmp_path):
     with pytest.raises(InputError, match="the cost of mine raised ValueError: no idea; expected a Cost"):
         impl.count(SMALL)
     path.write_text(path.read_text().replace("raise ValueError('no idea')", "return 3"))
-    (path.parent / "__pycache__" / f"mine.{sys.implementation.cache_tag}.pyc").unlink(missing_ok=True)
     registry.plug_in(str(path))
     assert (
         registry.plugged()[0].refuses(SMALL, "cpu") == "its refuses returned 3; expected None or a reason in one line"

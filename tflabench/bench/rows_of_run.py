@@ -10,6 +10,7 @@ from tflabench.bench.machine import Machine
 from tflabench.bench.protocol import Protocol
 from tflabench.bench.provenance import commit, source_hash
 from tflabench.bench.theory_columns import modelled
+from tflabench.implementations.registry import versions_used
 from tflabench.rows.schema import Row
 from tflabench.theory.hardware import Ceilings
 
@@ -53,6 +54,8 @@ class Occasion:
             gate=impl.gate,
             formulation=impl.formulation,
             package=impl.package,
+            packages=versions_used(impl),
+            plugin_hash=impl.plugin and impl.plugin.hash,
             kernel_version=impl.version,
             **asdict(used),
             device=self.machine.name,

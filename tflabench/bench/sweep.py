@@ -77,12 +77,14 @@ class Measured:
 
     Attributes:
         folders: the results folders that have them.
+        before: the rows that points had in the first of them, by point.
     """
 
     rows: list[Row] = field(default_factory=list)
     files: list[Path] = field(default_factory=list[Path])
     left: int = 0
     folders: list[Path] = field(default_factory=list[Path])
+    before: Mapping[str, Row] = field(default_factory=dict[str, Row])
 
 
 def measure(
@@ -125,7 +127,8 @@ def pending(
         device: "cuda" or "cpu".
 
     One is there if the last rows of all its points are of one closed comparison under the same protocol, and no point
-    that was refused then can run now. Points that failed have had their chance.
+    that was refused then can run now. Nothing that decides a number has changed since. Points that failed have had
+    their chance.
     """
 
     def done(comparison: Comparison) -> bool:
@@ -140,9 +143,23 @@ def pending(
 
 def _holds(point: Point, row: Row, protocol: Protocol, device: str) -> bool:
     """Return whether a row answers what is asked now: under the same rules, and refused only if it still is."""
+    if outdated(point, row):
+        return False
     if row.status == "unsupported" and row.details.get("refused") != LATE:
         return point.implementation.refuses(point.problem, device) is not None
     return row.protocol == protocol.name or row.status == "unsupported"
+
+
+def outdated(point: Point, row: Row) -> str | None:
+    """Return what has changed since a row of a point was measured, in words; None where nothing has."""
+    impl = point.implementation
+    if impl.plugin and impl.plugin.hash != row.plugin_hash:
+        return f"{impl.plugin.name} has changed"
+    if row.mixed_versions:  # of another machine than this
+        return None
+    now = registry.versions_used(impl)
+    changed = {name: version for name, version in (row.packages or {}).items() if now.get(name) != version}
+    return ", ".join(f"{name} was {was} and is {now.get(name, 'gone')}" for name, was in changed.items()) or None
 
 
 def refusals(points: Iterable[Point], device: DeviceKind) -> dict[str, str]:
@@ -269,6 +286,7 @@ class Sweep:
         self._folders, self._rules, self._listener = folders, rules, listener
         self._title, self._resume, self._clock = title, resume, clock
         self._stores: dict[str, Store] = {}  # by the name of a device
+        self._before: dict[str, Row] = {}
         self._tasks: list[Task] = []
         self._waiting: deque[Task] = deque()
         self._running: dict[Task, _Running] = {}
@@ -284,6 +302,7 @@ class Sweep:
             KeyboardInterrupt: what was measured is safe.
         """
         self._open_stores()
+        self._before = dict(next(iter(self._stores.values())).rows)
         self._tasks = self._lacking()
         seconds = self._expected()
         self._announce()
@@ -345,8 +364,19 @@ class Sweep:
         on = f"on {self._fleet.count} devices, {self._fleet.words}, " if self._fleet.words else ""
         into = ", ".join(map(str, dict.fromkeys(self._folders.values())))
         counts = f"{len(due)} of {len(self._points) * len(self._fleet.by_kind)} points to measure"
-        self._listener.note(f"{self._title}\n{counts}, in {len(self._tasks)} comparisons, {on}into {into}")
+        line = f"{self._title}\n{counts}, in {len(self._tasks)} comparisons, {on}into {into}"
         there = {point.id for point in self._points} - {point.id for point in due}
+        times = sorted(row.started_at for id_, row in self._before.items() if id_ in there)
+        if times and not due:
+            first, last = (time[:16].replace("T", " ") for time in (times[0], times[-1]))
+            line += f": its rows are from {first}{f' to {last}' * (first != last)} UTC"
+        self._listener.note(line)
+        causes: dict[str, dict[str, None]] = {}
+        for point in due if self._resume else ():
+            if (row := self._before.get(point.id)) and (cause := outdated(point, row)):
+                causes.setdefault(cause, {})[point.implementation.name] = None
+        for cause, names in causes.items():
+            self._listener.note(f"{cause}: measuring {', '.join(names)} again, and what takes turns with it")
         late = sum(
             row.status == "timeout" for s in self._stores.values() for id_, row in s.rows.items() if id_ in there
         )
@@ -373,7 +403,8 @@ class Sweep:
         if left := total - closed:
             why = "The time is up" if self._time_is_up() else "No device is left"
             self._listener.note(f"{why}: {left} of {total} points are left; the same command measures them.")
-        return Measured(rows, files, left, [store.folder for store in stores] or list(self._folders.values())[:1])
+        folders = [store.folder for store in stores] or list(self._folders.values())[:1]
+        return Measured(rows, files, left, folders, self._before)
 
     # --- While it runs
 

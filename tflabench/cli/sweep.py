@@ -190,7 +190,7 @@ def _end(measured: Measured, ending: _Ending) -> None:
             (measured.left, "--stop-after 0"),
         ]
         for_all = " ".join(option for needed, option in again if needed)
-        swept = Swept(measured.rows, files, redraw, measured.left, for_all)
+        swept = Swept(measured.rows, files, redraw, measured.left, for_all, measured.before)
         stdout().print(ending_of(swept, ending.full))
     if undrawn:
         raise undrawn

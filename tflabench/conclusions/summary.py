@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from math import isfinite
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import exp, isfinite, log
 from pathlib import Path
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from tflabench.conclusions.compare import Tolerance, judge, threshold_of
 from tflabench.conclusions.ratio import Ratio, questions, ratio, timed
 from tflabench.conclusions.tables import FittedTable, TableColumn, plain
 from tflabench.implementations.registry import owner
@@ -31,6 +32,7 @@ from tflabench.rows.schema import Row
 MOST_PROBLEMS = 16  # in the table, and
 MOST_FAILURES = 5  # kinds of failure below it, without --full
 MOST_NAMES = 3  # of implementations that fail alike
+MOST_CHANGES = 8  # of times since a kernel or a package has changed
 GRAVEST = ("wrong", "crashed", "error", "compile_error", "timeout", "oom", "unsupported")
 
 
@@ -91,6 +93,7 @@ class Swept:
         redraw: the command that draws its figures again.
         left: points that it had no time for.
         for_all: the options that, added to its command, show every problem and failure and measure nothing.
+        before: the rows that its points had, by point.
     """
 
     rows: Sequence[Row]
@@ -98,6 +101,7 @@ class Swept:
     redraw: str
     left: int = 0
     for_all: str = "--full"
+    before: Mapping[str, Row] = field(default_factory=dict[str, Row])
 
 
 def ending(swept: Swept, full: bool = False) -> RenderableType:
@@ -117,7 +121,8 @@ def ending(swept: Swept, full: bool = False) -> RenderableType:
             parts.append(Text(f"{THROTTLED} the GPU held its clock back: a ratio of such a time is a bound, or none"))
         parts.append("")
     parts.append(Text(f"{ok} of {len(swept.rows)} points measured{left}{failed and f'; {failed}'}", "bold"))
-    parts += [Text(f"  {line}") for line in (*listed, *notes(swept.rows))]
+    since = changes(swept.before, swept.rows)
+    parts += [Text(f"  {line}") for line in (*listed, *(since if full else since[-MOST_CHANGES:]), *notes(swept.rows))]
     if written := _written(swept.files):
         parts.append(Text(f"written: {written}"))
     parts.append(Text(f"draw again: {plain(swept.redraw)}"))
@@ -205,6 +210,34 @@ def _failures(rows: Iterable[Row]) -> list[str]:
         kinds.append((status, reasons.total(), f"{name}: {several}{reason}"))
     kinds.sort(key=lambda kind: (GRAVEST.index(kind[0]), -kind[1]))
     return [f"{status} ({count}x)  {words}" for status, count, words in kinds]
+
+
+def changes(before: Mapping[str, Row], rows: Sequence[Row]) -> list[str]:
+    """Return a line for each row of a plugin or packages that have changed: its time before and now, and a verdict.
+
+    What has not changed, and was measured again in the same comparison, shows how far two occasions differ: no verdict
+    is given below that.
+    """
+    again = [(before[now.point], now) for now in filter(timed, rows) if now.point in before]
+    again = [(was, now) for was, now in again if timed(was) and was.comparison_id != now.comparison_id]
+    ratios = [ratio(now, was, allow_throttled=True) for was, now in again]
+    drifts: dict[str | None, float] = defaultdict(float)
+    for (was, now), over in zip(again, ratios, strict=True):
+        if over and _sources(was) == _sources(now):
+            drifts[now.comparison_id] = max(drifts[now.comparison_id], exp(abs(log(over.value))) - 1)
+    lines = []
+    for (was, now), over in zip(again, ratios, strict=True):
+        if over and _sources(was) != _sources(now):
+            spread = max(threshold_of(was, now).value, drifts[now.comparison_id])
+            verdict = judge(was, now, Tolerance(spread)).verdict
+            words = f"within the {spread:.0%} by which occasions differ" if verdict == "same" else verdict
+            times = f"{milliseconds(was)} before, {milliseconds(now)} now"
+            lines.append(f"{label(now)}  {now.pass_}  {size(now)}: {times}, {over.value:.2f} times: {words}")
+    return lines
+
+
+def _sources(row: Row) -> object:
+    return row.plugin_hash, row.packages, row.kernel_version
 
 
 def notes(rows: Sequence[Row]) -> Iterator[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from tflabench.implementations.packages import taken_as_installed
 from tflabench.problem import INPUTS, InputError, Problem
@@ -101,6 +101,13 @@ class Case:
     details: dict[str, object] = field(default_factory=dict)
 
 
+class Plugin(NamedTuple):
+    """Where an implementation from outside comes from: a file or module, and the hash of its sources, where known."""
+
+    name: str
+    hash: str | None
+
+
 @dataclass(frozen=True)
 class Implementation:
     """Something that can be measured.
@@ -140,6 +147,7 @@ class Implementation:
             mLSTM: "simple_gla", "mamba2", ...
         bound: which formula of `theory.roofline` bounds its problem, where its family does not say: an mLSTM has
             two gates, attention is attention. None elsewhere: no formula (Mamba).
+        plugin: that it comes from; None for what is bundled. Whoever loads a plugin says it.
     """
 
     name: str
@@ -169,6 +177,7 @@ class Implementation:
     modelled: Modelled | None = None
     operation: str | None = None
     bound: Bounded | None = None
+    plugin: Plugin | None = None
 
     @property
     def bounded(self) -> Bounded | None:

@@ -17,7 +17,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, get_args
 
-from tflabench.implementations.adapter import Family, Formulation, Implementation
+from tflabench.implementations.adapter import Family, Formulation, Implementation, Plugin
+from tflabench.implementations.sources import PACKAGE, sources_hash
 from tflabench.problem import InputError, Problem
 from tflabench.theory.cost import Cost
 
@@ -38,12 +39,15 @@ def load(plugin: str) -> tuple[Implementation, ...]:
     """
     source, _, function = plugin.rpartition(":") if "=" in plugin else (plugin, "", "")
     try:
-        module = _load_file(Path(source)) if _is_path(source) else _import(source)
+        is_file = _is_path(source)
+        module = _load_file(Path(source)) if is_file else _import(source)
+        folder = Path(source).resolve().parent if is_file else None
+        origin = Plugin(Path(source).name if is_file else source, sources_hash(module, folder))
         if function:
-            return _checked([_of_function(module, function)])
+            return _checked([_of_function(module, function)], origin)
         if not hasattr(module, "IMPLEMENTATIONS"):
             raise _MistakeError(f"it defines no IMPLEMENTATIONS; expected {EXPECTED}")
-        return _checked(module.IMPLEMENTATIONS)
+        return _checked(module.IMPLEMENTATIONS, origin)
     except _MistakeError as mistake:
         raise InputError(f"plugin {plugin!r} cannot be used: {mistake}") from mistake.__cause__
 
@@ -70,7 +74,8 @@ def installed() -> tuple[Implementation, ...]:
     for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):
         try:
             loaded = point.load()
-            added += _checked(getattr(loaded, "IMPLEMENTATIONS", None) if isinstance(loaded, ModuleType) else loaded)
+            given = getattr(loaded, "IMPLEMENTATIONS", None) if isinstance(loaded, ModuleType) else loaded
+            added += _checked(given, Plugin(point.module, sources_hash(sys.modules[point.module])))
         except (Exception, SystemExit) as error:  # a package that is installed must not stop every command
             reason = str(error) if isinstance(error, _MistakeError) else _said(error)
             warnings.warn(f"entry point {point.value!r} ({GROUP}) cannot be used: {reason}", stacklevel=2)
@@ -86,19 +91,29 @@ def _is_path(plugin: str) -> bool:
 
 
 def _load_file(path: Path) -> ModuleType:
+    """Return a file as a module, which can import what lies beside it, as when Python runs it.
+
+    Nothing is compiled to disk: Python takes a file that changed within a second for the one it compiled.
+    """
     if not path.is_file():
         what = "it is a folder" if path.is_dir() else "there is no such file"
         raise _MistakeError(f"{what}; expected the path of a .py file, or the name of a module that can be imported")
     spec = importlib.util.spec_from_file_location(f"tflabench_plugin_{path.stem}", path.resolve())
     if spec is None or spec.loader is None:
         raise _MistakeError("it is no Python file; expected a file whose name ends in .py")
+    folder = path.resolve().parent
+    if folder != PACKAGE.parent and str(folder) not in sys.path:  # see tflabench.__main__.leave_repository_root
+        sys.path.append(str(folder))
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
+    writes, sys.dont_write_bytecode = sys.dont_write_bytecode, True
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:  # whatever the module raises is its author's to mend
         del sys.modules[spec.name]
         raise _MistakeError(f"{_said(error, path.resolve())}; expected a file that can be imported") from error
+    finally:
+        sys.dont_write_bytecode = writes
     return module
 
 
@@ -123,7 +138,7 @@ def _said(error: BaseException, path: Path | None = None) -> str:
     return f"{where}{type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")
 
 
-def _checked(given: object) -> tuple[Implementation, ...]:
+def _checked(given: object, origin: Plugin | None = None) -> tuple[Implementation, ...]:
     """Return implementations that cannot end a sweep, whatever their functions raise.
 
     Raises:
@@ -139,7 +154,7 @@ def _checked(given: object) -> tuple[Implementation, ...]:
             raise _MistakeError(f"IMPLEMENTATIONS[{place}] is {_article(impl)}; {hint}")
         if mistake := next(_mistakes(impl), None):
             raise _MistakeError(f"IMPLEMENTATIONS[{place}]: {mistake}")
-    return tuple(_guarded(impl) for impl in given)
+    return tuple(_guarded(replace(impl, plugin=origin)) for impl in given)
 
 
 def _article(value: object) -> str:

@@ -72,6 +72,13 @@ def package_versions() -> dict[str, str]:
     return {name: version for name in names if (version := package_version(name))}
 
 
+def versions_used(impl: Implementation) -> dict[str, str]:
+    """Return the installed distributions that decide the times of an implementation, with their versions."""
+    triton = ["triton"] if impl.compiles or impl.plugin else []
+    names = dict.fromkeys(("torch", *triton, impl.package, *impl.packages))
+    return {name: version for name in names if (version := package_version(name))}
+
+
 def operation(name: str, gate: str | None = None) -> str | None:
     """Return the operation of an implementation of this name, or of an mLSTM of this gate; None where unknown."""
     if gate:

@@ -27,6 +27,9 @@ class Row(BaseModel):
             rows of one closed comparison only.
         closed: whether its comparison ended as intended; a row is provisional until then.
         rounds: turns that it had.
+        packages: versions of the distributions that decide its time; None in rows of before these were recorded.
+        plugin_hash: of the sources of the plugin that it is from (see `implementations.sources`); None for what is
+            bundled.
         kernel_version: of the family of this project's kernels that ran; 0 where they have launched something else
             since, None for other implementations.
         chunk_size: the one used, also where the implementation chose it.
@@ -73,6 +76,8 @@ class Row(BaseModel):
     formulation: str
     package: str
     package_version: str | None = None
+    packages: dict[str, str] | None = None
+    plugin_hash: str | None = None
     kernel_version: int | None = None
     pass_: Pass = Field(alias="pass")
     batch: int = Field(ge=1, lt=MOST)
