@@ -283,6 +283,11 @@ def _run(
     implementation = chosen.implementation
     if implementation == "auto" and only_reference(q, v, gate) is not None:
         implementation = "reference"
+    setup = chunkwise_operator.Setup(implementation, gate, chosen.state_dtype, chosen.config)
+    if implementation == "reference" and torch.compiler.is_compiling():
+        opaque = call._replace(skip=None), setup._replace(config=None)
+        h, last = chunkwise_operator.run(*opaque, scale, L, return_last_state)
+        return skip_and_gate(h, v, call.skip, None, head_axis=1, plain=True), last
     if implementation == "reference":
         family = family_of(gate)
         h, last = reference_of(gate).chunkwise(
@@ -294,5 +299,4 @@ def _run(
         )
         return skip_and_gate(h, v, call.skip, None, head_axis=1, plain=True), last
     check_for_kernels(q, v, chosen.chunk_size, implementation)
-    setup = chunkwise_operator.Setup(implementation, gate, chosen.state_dtype, chosen.config)
     return chunkwise_operator.run(call, setup, scale, L, return_last_state, bounds)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
+from . import opaque_reference
 from .checks import check_chunk_size, check_heads, check_is_gate, check_name, check_sequence
 from .common.contract import Kernels
 from .common.operators import HAS_TRITON, constant_to_compilers
@@ -26,6 +27,8 @@ def kernels_of(family: str, implementation: str) -> Kernels:
     Raises:
         ValueError: the package triton is not installed.
     """
+    if implementation == "reference":
+        return opaque_reference.kernels(FAMILIES[family])
     if not HAS_TRITON:
         raise ValueError(f"implementation is {implementation!r}: it needs the package triton, which is not installed")
     return FAMILIES[family].kernels[implementation]()

@@ -55,7 +55,8 @@ def run(
     q, k, v, f, i, initial, skip = call
     implementation, gate, state_dtype, config = setup
     backward = chunk_size is None and _wants_gradients(q, k, v, f, i, skip, *initial or ())
-    C, n, m = (None if x is None else x.float() for x in initial or (None, None, None))
+    wide = torch.promote_types(q.dtype, torch.float32)
+    C, n, m = (None if x is None else x.to(wide) for x in initial or (None, None, None))
     key = setup_key(implementation, gate.family, gate.fields, state_dtype, config)
     given = q, k, v, f, i, C, n, m, scale, float(gate.temperature), chunk_size, backward, key, skip
     h, *states = _forward(*given, return_last_state, bounds)
@@ -224,7 +225,8 @@ def _fake_forward(q: Tensor, k: Tensor, v: Tensor, *others: Any) -> list[Tensor]
     (B, H, _, d_hv), d_qk = v.shape, q.shape[-1]
     N = B if bounds is None else len(bounds) - 1
     shapes = [(N, H, d_qk, d_hv), *[(N, H, d_qk)] * gate.normalize, *[(N, H)] * gate.stabilized]
-    last = [q.new_empty(shape, dtype=torch.float32) for shape in shapes] if return_last_state else []
+    wide = torch.promote_types(q.dtype, torch.float32)
+    last = [q.new_empty(shape, dtype=wide) for shape in shapes] if return_last_state else []
     return [torch.empty_like(v), *last, *kernels.empty_saved(q, v, options)]
 
 

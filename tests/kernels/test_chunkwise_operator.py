@@ -301,6 +301,39 @@ def test_any_length_has_the_first_graph(monkeypatch, probe, chunk_size):
     assert count.frame_count == 1
 
 
+@pytest.mark.parametrize("operation", [ops.mlstm_exp, ops.gla])
+def test_any_length_has_the_first_graph_of_the_reference(operation):
+    """Of fewer steps than a chunk and more, forward and backward."""
+    count, graphs = CompileCounterWithBackend("aot_eager"), set[int]()
+    compiled = torch.compile(operation, fullgraph=True, backend=count, dynamic=True)
+    for steps in (17, 40, 164):
+        q, k, v = (torch.randn(1, 2, steps, 16, requires_grad=True) for _ in range(3))
+        gates = (-q.detach().abs(),) if operation is ops.gla else (q.detach()[..., 0], q.detach()[..., 1])
+        h, wanted = compiled(q, k, v, *gates), operation(q, k, v, *gates)
+        assert h.equal(wanted)
+        for x in zip(*(torch.autograd.grad(y.square().sum(), (q, k, v)) for y in (h, wanted)), strict=True):
+            torch.testing.assert_close(*x)
+        graphs.add(count.frame_count)
+    assert len(graphs) == 1
+
+
+@pytest.mark.parametrize("operation", [ops.simple_gla, ops.gla])
+def test_an_exported_program_runs_other_lengths(operation):
+    class Layer(torch.nn.Module):
+        def forward(self, q: Tensor, k: Tensor, v: Tensor, g: Tensor) -> Tensor:
+            return operation(q, k, v, g)
+
+    def drawn(steps: int) -> tuple[Tensor, ...]:
+        q, k, v = (torch.randn(1, 2, steps, 16) for _ in range(3))
+        return q, k, v, -q.abs() if operation is ops.gla else -q[..., 0].abs()
+
+    length = torch.export.Dim("T", min=2, max=512)
+    exported = torch.export.export(Layer(), drawn(20), dynamic_shapes=({2: length},) * 4).module()
+    for steps in (2, 130):
+        x = drawn(steps)
+        assert exported(*x).equal(operation(*x))
+
+
 @pytest.mark.parametrize("implementation", ["tfla_limit", "tfla_xl"])
 def test_triton_kernels_are_opaque_to_torch(implementation):
     """As the probe, on a short sequence: interpreted kernels are slow."""
