@@ -23,8 +23,18 @@ OPENING = """\
 
 Every command prints this text with `--help`. [Getting started](getting-started.md) shows the commands at work.
 
-Data goes to stdout, progress to stderr. Exit codes: 0 done, 1 a check failed (wrong numbers, a regression), 2 wrong
-usage or input, 130 interrupted.
+Data goes to stdout, progress to stderr.
+
+| exit code | what it means |
+|---|---|
+| 0 | done: also where a sweep has all rows already, or `--stop-after` ended it |
+| 1 | a check failed: wrong numbers, a regression, a claim that does not hold |
+| 1 | `sweep`: no row of the selection is `ok`; or an implementation that `--impl` names without a wildcard, or that \
+`--plugin` brings where there is no `--impl`, is wrong, raises, crashes or runs out of time |
+| 1 | what was measured is not in the folder asked for: the command that brings it there stands last |
+| 2 | wrong usage or input: one line says what would be right |
+| 130 | interrupted: what was measured is safe |
+| 141 | the pipe that the results go to was closed: without a word |
 """
 
 
@@ -113,8 +123,11 @@ def _anchor(title: str) -> str:
 
 
 def _wrapped(line: str) -> str:
-    """Return a paragraph or list item in lines of at most WIDTH characters."""
+    """Return a paragraph or list item in lines of at most WIDTH characters; a row of a table stays one line."""
     import textwrap
+
+    if line.startswith("|"):
+        return line
 
     hanging = "  " if line.startswith("- ") else ""
     return textwrap.fill(line, WIDTH, subsequent_indent=hanging, break_long_words=False, break_on_hyphens=False)

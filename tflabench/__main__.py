@@ -25,7 +25,7 @@ def leave_repository_root() -> None:
 
 
 def main() -> None:
-    """Run the command line. What stdout does not take is one line and exit code 1; an interrupt is exit code 130."""
+    """Run the command line; docs/cli.md has its exit codes."""
     _take_any_text()
     interrupts = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # not where a shell has them ignored
     if interrupts:
@@ -67,12 +67,16 @@ def _close_stdout() -> None:
     """Write what is still to be written, and say in one line that it cannot be, where Python would print a traceback.
 
     Raises:
-        SystemExit: with exit code 1, stdout does not take it.
+        SystemExit: stdout does not take it: with code 1, or 141 and no line where its pipe is closed.
     """
+    from tflabench.cli.common.app import CLOSED_PIPE
     from tflabench.cli.common.console import drop_stdout
 
     try:
         sys.stdout.flush()
+    except BrokenPipeError:
+        drop_stdout()
+        sys.exit(CLOSED_PIPE)
     except OSError as error:
         drop_stdout()
         print(f"tflabench: cannot write: {error.strerror}", file=sys.stderr)

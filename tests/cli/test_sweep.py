@@ -14,7 +14,11 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from repository import SUPPORT
+from synthetic import row
 
+from tflabench.bench import sweep as bench_sweep
+from tflabench.bench.sweep import Measured
+from tflabench.cli.sweep import has_failed
 from tflabench.implementations import registry
 from tflabench.rows.load import read_rows
 
@@ -81,7 +85,7 @@ def test_the_points_come_as_csv():
 
 def test_every_fault_costs_one_row():
     faults = "fine,aborts,raises,returns_nan,chatters"  # bench/test_workers.py has more of them
-    done = sweep("--impl", faults, *TINY, "--pass", "fw")
+    done = sweep("--impl", faults, *TINY, "--pass", "fw", code=1)  # what is named has failed
     rows = read_rows("out").set_index("implementation")
     assert dict(rows["status"]) == {
         "fine": "ok",
@@ -101,7 +105,7 @@ def test_every_fault_costs_one_row():
     assert "tflabench plot out" in done.stdout
 
     before = len(journal())
-    again = sweep("--impl", faults, *TINY, "--pass", "fw")
+    again = sweep("--impl", faults, *TINY, "--pass", "fw", code=1)
     assert "0 of 5 points to measure" in again.stderr  # what failed has had its chance
     assert len(journal()) == before
 
@@ -174,13 +178,13 @@ def test_json_goes_to_stdout_alone_and_no_resume_measures_again():
 
     done = sweep("--impl", "fine", *TINY, "--pass", "fw", "--no-resume", "--paper-protocol")
     assert "1 of 1 points to measure" in done.stderr
-    row = read_rows("out").to_dict("records")[0]
-    assert (row["pass"], row["protocol"], row["warmup"] >= 10, row["samples"]) == ("fw", "paper", True, 30)
-    assert (row["rounds"], row["closed"]) == (1, True)
+    first = read_rows("out").to_dict("records")[0]
+    assert (first["pass"], first["protocol"], first["warmup"] >= 10, first["samples"]) == ("fw", "paper", True, 30)
+    assert (first["rounds"], first["closed"]) == (1, True)
 
 
 def test_the_check_takes_as_long_as_it_is_given():
-    sweep("--impl", "fine,bad_gradient", "-a", "seq_len=2048", "-a", "head_dim=16", "--verify-seconds", "0")
+    sweep("--impl", "fine,bad_gradient", "-a", "seq_len=2048", "-a", "head_dim=16", "--verify-seconds", "0", code=1)
     rows = read_rows("out").set_index(["implementation", "pass"])
     assert set(rows["verified_steps"]) == {512}
     assert dict(rows["status"]) == {
@@ -201,6 +205,34 @@ def test_without_a_gpu_it_runs_on_the_cpu_says_so_and_draws():
     assert list((folder / "figures").glob("roofline*.png"))
     assert "next best of others" in done.stdout
     assert f"tflabench plot {folder}" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("rows", "left", "impl", "plugin", "failed"),
+    [
+        ([("mine", "ok"), ("sdpa", "wrong")], 0, ["mine", "sd*"], None, False),
+        ([("mine", "ok"), ("sdpa", "wrong")], 0, ["mine", "sdpa"], None, True),
+        ([("mine", "ok"), ("sdpa", "oom"), ("other", "unsupported")], 0, ["mine", "sdpa", "other"], None, False),
+        ([("mine", "crashed"), ("sdpa", "ok")], 0, None, ["mine.py"], True),
+        ([("mine", "timeout"), ("sdpa", "ok")], 0, ["sd*", "mi*"], ["mine.py"], False),
+        ([("mine", "wrong"), ("sdpa", "ok")], 0, None, None, False),
+        ([("sdpa", "oom")], 0, None, None, True),
+        ([], 4, None, None, False),  # --stop-after
+    ],
+)
+def test_a_sweep_has_failed_where_nothing_is_ok_or_something_named_is_not(rows, left, impl, plugin, failed):
+    made = [row(name, status=status, plugin_hash="1" if name == "mine" else None) for name, status in rows]
+    assert has_failed(Measured(made, left=left), impl, plugin) is failed
+
+
+def test_rows_that_are_not_where_they_should_be_are_the_last_word_and_code_1(invoke, monkeypatch):
+    lost = "out/journal.jsonl has no room for 2 rows, which are in /tmp/x: make room, then `cat /tmp/x`"
+    measured = Measured([row("fine"), row("sdpa", seq_len=64)], folders=[Path("out")], unsaved=[lost])
+    monkeypatch.setattr(bench_sweep, "measure", lambda *_: measured)
+    code, out, err = invoke(*SWEEP)
+    assert code == 1
+    assert "2 of 2 points measured" in out
+    assert err.splitlines()[-1] == lost
 
 
 def test_dry_run_measures_nothing(invoke):
@@ -252,7 +284,8 @@ def test_a_plan_that_does_not_fit_is_announced(invoke):
 
 
 def test_what_does_not_fit_is_recorded_as_oom():
-    sweep("--impl", "fine", "-a", "seq_len=1048576", "-a", "head_dim=256", "--pass", "fw", "--memory-limit", "1GiB")
+    large = ["-a", "seq_len=1048576", "-a", "head_dim=256", "--memory-limit", "1GiB"]
+    sweep("--impl", "fine", "--pass", "fw", *large, code=1)  # nothing is ok
     assert list(read_rows("out")["status"]) == ["oom"]
 
 

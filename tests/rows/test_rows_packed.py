@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pandas as pd
@@ -164,3 +166,13 @@ def test_nothing_is_deleted_where_the_disk_is_full(folder, monkeypatch):
     with pytest.raises(InputError, match="No space left on device"):
         pack(folder)
     assert names(folder) == before
+
+
+def test_a_read_only_file_system_is_one_line(folder, monkeypatch):
+    def read_only(*_, **__) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(pd.DataFrame, "to_parquet", read_only)
+    monkeypatch.setattr(Path, "unlink", read_only)
+    with pytest.raises(InputError, match="Read-only file system"):
+        pack(folder)

@@ -78,6 +78,7 @@ class Measured:
     Attributes:
         folders: the results folders that have them.
         before: the rows that points had in the first of them, by point.
+        unsaved: where rows are that their folder had no room for, and how they come back.
     """
 
     rows: list[Row] = field(default_factory=list)
@@ -85,6 +86,7 @@ class Measured:
     left: int = 0
     folders: list[Path] = field(default_factory=list[Path])
     before: Mapping[str, Row] = field(default_factory=dict[str, Row])
+    unsaved: list[str] = field(default_factory=list[str])
 
 
 def measure(
@@ -404,7 +406,8 @@ class Sweep:
             why = "The time is up" if self._time_is_up() else "No device is left"
             self._listener.note(f"{why}: {left} of {total} points are left; the same command measures them.")
         folders = [store.folder for store in stores] or list(self._folders.values())[:1]
-        return Measured(rows, files, left, folders, self._before)
+        unsaved = [store.unsaved for store in stores if store.unsaved]
+        return Measured(rows, files, left, folders, self._before, unsaved)
 
     # --- While it runs
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+import typer
 
 from tflabench.cli.common import app, complete, options
 from tflabench.cli.common.console import print_json, stderr, stdout
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
     from tflabench.bench.sweep import Measured
 
 FULL = "full"
+FAILED = ("wrong", "error", "compile_error", "crashed", "timeout")
 LONGEST_S = 1e9  # of any time that is given: more is a slip
 
 TakenPass = Annotated[str | None, option(WHAT, "PASS", "Take this pass: fw, fwbw or both.", "--pass")]
@@ -99,11 +103,32 @@ def sweep(  # noqa: PLR0913  options
         stop_at=stop_at,
     )
     if not dry_run:
-        _end(measure(request, devices, rules, out, ProgressPrinter(), resume), ending)
+        measured = measure(request, devices, rules, out, ProgressPrinter(), resume)
+        _end(measured, ending._replace(plots=plots and not measured.unsaved))
+        for line in measured.unsaved:
+            stderr().print(line)
+        if measured.unsaved or has_failed(measured, impl, plugin):
+            raise typer.Exit(1)
     elif format_ != "table":
         raise InputError(f"--dry-run and --format {format_} are both given: a dry run has --json or a table")
     else:
         _print_dry_run(request, devices, out, timeout, ending)
+
+
+def has_failed(measured: Measured, impl: Sequence[str] | None, plugin: Sequence[str] | None) -> bool:
+    """Return whether a sweep is a failure: nothing of it is ok, or something that the user named has failed.
+
+    Args:
+        impl: patterns of implementations; those without a wildcard are names.
+        plugin: plugins; without patterns all that they bring is named.
+    """
+    if not any(row.status == "ok" for row in measured.rows):
+        return not measured.left
+    brought = bool(plugin) and not impl
+    return any(
+        row.status in FAILED and (row.implementation in (impl or ()) or (brought and row.plugin_hash is not None))
+        for row in measured.rows
+    )
 
 
 def seconds_to_tune(text: str) -> float | None:

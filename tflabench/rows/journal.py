@@ -7,6 +7,7 @@ journal, and its rows are those of `rows.parquet`.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -36,6 +37,7 @@ class Store:
     def __init__(self, folder: Path, device: str) -> None:
         self.folder = folder
         self.rows: dict[str, Row] = {}
+        self.unsaved: str | None = None  # where rows are that the folder had no room for, and how they come back
         self._unwritten = b""
         self._warned: set[str] = set()  # of which consequences of a full disk
         described_runs(folder)  # what cannot be added to is refused before anything is written
@@ -112,6 +114,7 @@ class Store:
         """
         self._write()
         if not self._unwritten:
+            self.unsaved = None
             return None
         count, journal = self._unwritten.count(b"\n"), self.folder / JOURNAL
         lack = f"{journal} has no room for {count} rows"
@@ -121,10 +124,12 @@ class Store:
                 file.write(self._unwritten)
         except OSError as error:
             nor = f"nor has the folder for temporary files ({error.strerror})"
-            warnings.warn(f"{lack}, {nor}: they are lost", stacklevel=3)
+            self.unsaved = f"{lack}, {nor}: they are lost"
+            warnings.warn(self.unsaved, stacklevel=3)
             return None
         back = f"cat {shlex.quote(name)} >> {shlex.quote(str(journal))}"
-        warnings.warn(f"{lack}, which are in {name}: make room, then `{back}`", stacklevel=3)
+        self.unsaved = f"{lack}, which are in {name}: make room, then `{back}`"
+        warnings.warn(self.unsaved, stacklevel=3)
         return Path(name)
 
     def export(self) -> list[Path]:
@@ -137,7 +142,8 @@ class Store:
                 write(part, index=False)
                 os.replace(part, self.folder / name)
             except OSError as error:
-                part.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):
+                    part.unlink(missing_ok=True)
                 self._warn(error, f"{name} is as it was before")
         names = (JOURNAL, TABLE, "rows.csv", "environment.json")
         return [path for name in names if (path := self.folder / name).exists()]
@@ -231,5 +237,10 @@ def _row(line: bytes, path: Path, number: int) -> Row:
 def write_whole(path: Path, text: str) -> None:
     """Write a file at once: a reader finds the old text or the new one."""
     part = path.with_name(path.name + ".part")
-    part.write_text(text, encoding="utf-8")
-    os.replace(part, path)
+    try:
+        part.write_text(text, encoding="utf-8")
+        os.replace(part, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+        raise

@@ -6,6 +6,7 @@ has the columns that matter most, and is small enough for a web page.
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 from tflabench.problem import InputError
@@ -55,7 +56,8 @@ def pack(folder: Path, closed: bool = False) -> tuple[int, int]:
     except OSError as error:
         raise InputError(f"{folder} cannot be written ({error.strerror}): pack a copy of it") from None
     finally:
-        part.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # of a file system that is read only
+            part.unlink(missing_ok=True)
 
 
 def _size(folder: Path) -> int:

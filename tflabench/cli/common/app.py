@@ -48,12 +48,16 @@ COMMANDS = {
     },
 }
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]  # click's, wherever this version of typer keeps it
+CLOSED_PIPE = 141  # as a shell has it of a program that SIGPIPE ends
 PATHS = (errno.EACCES, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR)  # errors of a path that a user gave
 
 
 @contextmanager
 def _one_line_errors() -> Iterator[None]:
-    """End what the user got wrong with one line on stderr and exit code 2; what cannot be written, with code 1."""
+    """End what the user got wrong with one line on stderr and code 2; what cannot be written, with code 1.
+
+    Whoever has closed the pipe that results go to wants no word: that is CLOSED_PIPE.
+    """
     try:
         yield
     except InputError as error:
@@ -67,7 +71,10 @@ def _one_line_errors() -> Iterator[None]:
     except OSError as error:
         if error.errno in PATHS and error.filename is not None:
             message, code = f"{os.fsdecode(error.filename)} cannot be used ({error.strerror}): give another path", 2
-        elif error.errno not in (errno.EPIPE, errno.ENOSPC):
+        elif error.errno == errno.EPIPE:
+            drop_stdout()
+            raise typer.Exit(CLOSED_PIPE) from None
+        elif error.errno != errno.ENOSPC:
             raise
         else:
             drop_stdout()
@@ -75,7 +82,7 @@ def _one_line_errors() -> Iterator[None]:
     except SystemExit as error:
         if not isinstance(error.__context__, BrokenPipeError):  # which rich turns into an exit without a word
             raise
-        message, code = f"cannot write: {error.__context__.strerror}", 1
+        raise typer.Exit(CLOSED_PIPE) from None
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
     else:
