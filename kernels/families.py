@@ -94,4 +94,12 @@ register(
         batch_from=float("inf"),
     )
 )
-register(Family(DeltaGate, _module("delta.reference"), batch_from=64))
+register(
+    Family(
+        DeltaGate,
+        _module("delta.reference"),
+        {"tfla": _kernels("delta.chunkwise")},
+        {"auto": ("tfla",)},
+        batch_from=64,
+    )
+)

@@ -39,6 +39,7 @@ GUIDES = [
         "use-the-kernels",
         "kernels",
         "gla-walk-through",
+        "delta-rule",
         "how-it-measures",
         "several-gpus",
         "theory",

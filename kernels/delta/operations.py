@@ -36,7 +36,8 @@ class DeltaOptions(DeltaTerms, total=False):
 
     Attributes:
         scale, initial_state, cu_seqlens, chunk_size, layout: as in `Options`.
-        implementation: "reference", or "auto", the default, which is the same until there are kernels.
+        implementation: "auto", the default, is "tfla" on a GPU, but "reference" for float64 and head dimensions that
+            are no multiple of 16, and on a CPU. "tfla": TFLA with the delta rule, in Triton, for d_qk up to 256.
     """
 
     scale: float | None

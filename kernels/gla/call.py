@@ -10,10 +10,9 @@ from tflabench.kernels.common import device
 from tflabench.kernels.common.contract import Arguments, KernelOptions
 from tflabench.kernels.common.device import float32_precision
 from tflabench.kernels.common.places import Places, places_of_chunks
+from tflabench.kernels.common.rows import Rows, rows
 from tflabench.kernels.common.sizes import Sizes
 from tflabench.kernels.gla.plan import Plan
-
-from .tiles import Rows, rows
 
 
 class GlaCall(NamedTuple):
@@ -41,5 +40,5 @@ class GlaCall(NamedTuple):
         return GlaCall(plan, options.scale, float32_precision(q.dtype), places)
 
     def rows(self, x: Tensor) -> Rows:
-        """Return what kernels take for x (B, H, T, d) (`tiles.rows`)."""
+        """Return what kernels take for x (B, H, T, d) (`common.rows`)."""
         return rows(x, None if self.places is None else self.places.steps)

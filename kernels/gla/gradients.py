@@ -36,26 +36,17 @@ from torch.nn.functional import pad
 from tflabench.kernels.common.contract import Arguments
 from tflabench.kernels.common.cover import cdiv
 from tflabench.kernels.common.launching import enqueue
+from tflabench.kernels.common.rows import load_matrix, load_rows, load_vector, store_matrix, store_rows
 from tflabench.kernels.gla.plan import GRADIENT_STAGES, Plan
 
 from .call import GlaCall
 from .outputs import OutputSizes
 from .scores import Weighted
-from .tiles import (
-    CLOSED,
-    load_gates,
-    load_matrix,
-    load_rows,
-    load_vector,
-    pair_gradients,
-    store_matrix,
-    store_rows,
-    sums_of_segments,
-)
+from .tiles import CLOSED, load_gates, pair_gradients, sums_of_segments
 
 
 class GradientInputs(NamedTuple):
-    """Tensors (B, H, T, d) of a call, as `tiles.Rows`."""
+    """Tensors (B, H, T, d) of a call, as `rows.Rows`."""
 
     q: Any
     k: Any
@@ -75,7 +66,7 @@ class Written(NamedTuple):
     """Name what `tile_gradients` writes.
 
     Attributes:
-        dq, dk: `tiles.Rows`, float32 sums in the dtype of q.
+        dq, dk: `rows.Rows`, float32 sums in the dtype of q.
         dg: (B * H, T, d_qk) float32, without pairs that pass a tile.
         ending, beginning: (B * H, tiles, d_qk) float32, sums over a tile of q dq and k dk of pairs with other tiles.
     """
@@ -271,12 +262,12 @@ def tile_gradients(inputs, weighted_q, weighted_k, totals, states, written, scal
 
 @triton.jit(do_not_specialize=["heads"])
 def add_passing(g, dg_within, passing, dg, heads, T, d, config: tl.constexpr):
-    """Write dg, `tiles.Rows`, of one tile of steps: what `tile_gradients` has, and what passes the tile.
+    """Write dg, `rows.Rows`, of one tile of steps: what `tile_gradients` has, and what passes the tile.
 
     A closed gate has the gradient 0, as its decay has.
 
     Args:
-        g: `tiles.Rows`.
+        g: `rows.Rows`.
         dg_within: (B * H, T, d); passing: (B * H, tiles, d); float32.
     """
     TILE: tl.constexpr = config.tile

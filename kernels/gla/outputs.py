@@ -29,10 +29,10 @@ from torch import Tensor
 
 from tflabench.kernels.common.cover import cdiv
 from tflabench.kernels.common.launching import enqueue
+from tflabench.kernels.common.rows import load_matrix, load_rows, load_vector, store_rows
 
 from .call import GlaCall
 from .scores import Weighted
-from .tiles import load_matrix, load_rows, load_vector, store_rows
 
 
 class OutputSizes(NamedTuple):
@@ -68,7 +68,7 @@ def parallel_outputs(x, y, z, out, scores, totals, states, sizes, config: tl.con
     """Write one tile [tile, outer] of `out`; see the module's table.
 
     Args:
-        x, y: (B * H, T, d_qk); z, out: `tiles.Rows`; scores: (B * H, T, tile).
+        x, y: (B * H, T, d_qk); z, out: `rows.Rows`; scores: (B * H, T, tile).
         totals: (B * H, tiles, d_qk) float32, log2 of the decay over a tile.
         states: (B * H * chunks, d_qk, d_hv).
     """

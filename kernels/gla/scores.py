@@ -18,9 +18,10 @@ import triton.language as tl
 from torch import Tensor
 
 from tflabench.kernels.common.launching import enqueue
+from tflabench.kernels.common.rows import load_rows, store_matrix
 
 from .call import GlaCall
-from .tiles import load_gates, load_rows, pair_scores, store_matrix, sums_of_segments
+from .tiles import load_gates, pair_scores, sums_of_segments
 
 
 class Weighted(NamedTuple):
@@ -58,7 +59,7 @@ class ScoresConfig:
 
 @triton.jit(do_not_specialize=["heads"])
 def tile_scores(q, k, g, weighted, scale, heads, T, d, config: tl.constexpr):
-    """Write `Weighted` of one tile of one head, of q, k, g, `tiles.Rows`."""
+    """Write `Weighted` of one tile of one head, of q, k, g, `rows.Rows`."""
     TILE: tl.constexpr = config.tile
     BLOCK: tl.constexpr = config.block
     tiles = tl.cdiv(T, TILE)

@@ -24,9 +24,9 @@ from torch import Tensor
 from tflabench.kernels.common.cover import cdiv
 from tflabench.kernels.common.launching import enqueue
 from tflabench.kernels.common.places import table_of
+from tflabench.kernels.common.rows import load_matrix, load_rows, load_vector, store_matrix
 
 from .call import GlaCall
-from .tiles import load_matrix, load_rows, load_vector, store_matrix
 
 
 class WalkSizes(NamedTuple):
@@ -87,7 +87,7 @@ def chunk_states(x, z, totals, matrices, sizes, segments, config: tl.constexpr):
     """Go through one segment with one tile [u, v] of the state on chip.
 
     Args:
-        x: (B * H, T, d_qk), weighted k, or q; z: v, or do, `tiles.Rows`.
+        x: (B * H, T, d_qk), weighted k, or q; z: v, or do, `rows.Rows`.
         totals: (B * H, tiles, d_qk) float32, log2 of the decay over a tile.
         segments: of the sequence, or documents.
     """

@@ -35,6 +35,7 @@ from tflabench.implementations.recurrences import (
 from tflabench.implementations.recurrences import build_step as build_recurrence_step
 from tflabench.kernels.common import tiling
 from tflabench.kernels.common.sizes import USUAL, refuses_dtype, shared_memory
+from tflabench.kernels.delta import plan as delta_plan
 from tflabench.kernels.delta.gating import DELTA_NET, GATED_DELTA_NET
 from tflabench.kernels.families import FAMILIES
 from tflabench.kernels.gla import plan as gla_plan
@@ -57,7 +58,7 @@ if TYPE_CHECKING:
     Build = Callable[[Problem, torch.device], Case]
 
 # Of each family of kernels (docs/decisions/README.md counts them): raised when its bits or times change.
-VERSIONS = {"fused": 26, "triton": 5, "gla": 1, "step": 1, "reference": 1}
+VERSIONS = {"fused": 26, "triton": 5, "gla": 1, "step": 1, "reference": 1, "delta": 1}
 CPU_CHUNK_SIZE = 64  # of the reference where the problem leaves it open: fastest on CPUs up to head dimensions of 256
 
 
@@ -238,6 +239,27 @@ def _gla_blocks(problem: Problem) -> gla_plan.Blocks:
     return gla_plan.Blocks.for_shape(p.d_qk, p.d_hv, p.element_bytes, tiling.fitting(chunk_size, p.seq_len))
 
 
+def tfla_chunk_size(problem: Problem) -> int:
+    """Return the chunk size that the Triton kernels of scalar gates take where none is given."""
+    return tfla_plan.default_chunk_size(sizes(problem, problem.group), levels=2)
+
+
+def delta_workspace_bytes(problem: Problem) -> float:
+    """Return the workspace of the Triton kernels of the delta rules: errors, inverses and, backward, scores and dk."""
+    p = problem
+    columns = p.d_hv + delta_plan.TILE * (2 if p.pass_ == "fwbw" else 1) + (3 * p.d_qk if p.pass_ == "fwbw" else 0)
+    return p.batch * p.heads * p.seq_len * columns * p.element_bytes
+
+
+def delta_shared_bytes(problem: Problem, capability: tuple[int, int]) -> int:
+    """Return the shared memory of the program that needs most: one of the walks, or a parallel one."""
+    architecture, size = 10 * capability[0] + capability[1], problem.element_bytes
+    of, device = sizes(problem, problem.group), USUAL._replace(architecture=architecture)
+    chunk_size = tiling.fitting(problem.chunk_size or tfla_chunk_size(problem), problem.seq_len)
+    walks = delta_plan.WalkTiles.of(of, chunk_size, size, 1, device)
+    return max(walks.shared_bytes(size, architecture), tfla_shared_bytes(problem, capability))
+
+
 # --- What cannot run
 
 
@@ -272,6 +294,13 @@ def refuse_gla(problem: Problem, device: str) -> str | None:
     if reason := refuse_kernels(problem, device) or refuses_dtype(problem.dtype, tiling.DTYPES):
         return reason
     return gla_plan.refuses_sizes(problem.d_qk, problem.d_hv, problem.chunk_size)
+
+
+def refuse_delta(problem: Problem, device: str) -> str | None:
+    """Return why the Triton kernels of the delta rules cannot run this, or None."""
+    if reason := refuse_kernels(problem, device) or refuses_dtype(problem.dtype, tiling.DTYPES):
+        return reason
+    return delta_plan.refuses_sizes(problem.d_qk, problem.d_hv, problem.chunk_size)
 
 
 def tfla_shared_bytes(problem: Problem, capability: tuple[int, int]) -> int:
@@ -375,7 +404,16 @@ GATED_LINEAR_ATTENTION = Recurrence(
 )  # fmt: skip
 
 
-DELTA = {"reference": replace(REFERENCE, facts=PLAIN)}
+DELTA = {
+    "tfla": Variant(
+        "tfla_{}_xl", "TFLA xl_chunk", partial(counted_cost, usual=tfla_chunk_size),
+        TRITON | {
+            "refuses": refuse_delta, "version": VERSIONS["delta"], "shared_bytes": delta_shared_bytes,
+            "workspace_bytes": delta_workspace_bytes, "usual_chunk_size": tfla_chunk_size,
+        },
+    ),
+    "reference": replace(REFERENCE, facts=PLAIN),
+}  # fmt: skip
 DELTA_RULES = (
     Recurrence(
         "delta_net", "DeltaNet", "delta_net", DELTA_NET, partial(delta_inputs, False), DELTA, {"l2_normalize": True},

@@ -114,8 +114,8 @@ def forward(arguments: Arguments, options: KernelOptions) -> tuple[Tensor, State
     q, k, v = aligned(arguments.q), aligned(arguments.k), aligned(arguments.v)
     initial = arguments.initial
     inputs = Inputs(q, k, v, _weights(arguments.skip))
-    placed = _placed(arguments, options)
-    call = _call(q, v, placed, options)
+    placed = placed_gates(arguments, options)
+    call = call_of(q, v, placed, options)
     plan = call.plan
     C, n = _matrices(initial)
     states = walk(call, plan.forward_states, ChunkInputs(k, v, C, n), _stored(q.dtype, options.state_dtype))
@@ -140,8 +140,8 @@ def backward(
     q, k, v, _, _, initial, skip = arguments
     gate = options.gate
     q, k, v, dh = aligned(q), aligned(k), aligned(v), aligned(dh)
-    placed = _placed(arguments, options)
-    call = _call(q, v, placed, options)
+    placed = placed_gates(arguments, options)
+    call = call_of(q, v, placed, options)
     plan = call.plan
     C_0, n_0 = _matrices(initial)
     dC, dn = _matrices(d_last)
@@ -203,7 +203,8 @@ class GatesOfCall(NamedTuple):
     places: Places | None
 
 
-def _placed(arguments: Arguments, options: KernelOptions) -> GatesOfCall:
+def placed_gates(arguments: Arguments, options: KernelOptions) -> GatesOfCall:
+    """Return the gates of a call, those of documents by places."""
     f, i = arguments.f, arguments.i
     m_0 = None if arguments.initial is None else arguments.initial.m
     if options.bounds is None:
@@ -212,7 +213,7 @@ def _placed(arguments: Arguments, options: KernelOptions) -> GatesOfCall:
     return GatesOfCall(*places.gates(f, i, options.gate, m_0), None, places)
 
 
-def _call(q: Tensor, v: Tensor, placed: GatesOfCall, options: KernelOptions) -> Call:
+def call_of(q: Tensor, v: Tensor, placed: GatesOfCall, options: KernelOptions) -> Call:
     """Return what launchers are told of a call with q and v, as kernels take them."""
     f, i, m_0, places = placed
     sizes, chunk_size, table = Sizes.of(q, v), options.chunk_size, None

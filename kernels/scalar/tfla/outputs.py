@@ -137,6 +137,7 @@ class OutputConfig:
         stabilized: the denominator is at least exp(-m), not 1.
         has_denominator: the query's side is multiplied by `OutputVectors.inverse_denominator`.
         row_dots: dQ and dK, with the row sums of `OutputVectors`.
+        strict: rows do not attend to themselves.
         n_gradient: dK gets gradients of the normaliser, `OutputVectors.n_states`.
         documents: vectors are of places of documents.
         rows, cols: steps of a program, and steps of a tile of its loop.
@@ -153,6 +154,7 @@ class OutputConfig:
     has_denominator: bool
     row_dots: bool
     n_gradient: bool
+    strict: bool
     skip: bool
     documents: bool
     precision: str
@@ -389,6 +391,8 @@ def weigh_diagonal(s, col, place, row_gates, gates, vectors, config: tl.constexp
         together &= c[None, :] <= r[:, None]
         exponent = row_gates.b[:, None] - b_col[None, :] + tl.load(gates.b_rest + place.row_offset + r)[:, None]
         exponent += tl.load(gates.log_i_rest + place.row_offset + c)[None, :]
+    if config.strict:
+        together &= c[None, :] != r[:, None]
     s *= tl.exp(tl.where(together, exponent, float("-inf")))
     if config.skip and not config.row_dots:
         s += tl.where(c[None, :] == r[:, None], tl.load(vectors.skip + place.h), 0.0)
@@ -623,6 +627,7 @@ class Role(NamedTuple):
         like: (B, H, T, d), or fewer heads, has the layout of out.
         inverse_denominator: (B, H, T) float32, or None; H writes it.
         probe, skip, skip_dots: see the kernel and `OutputVectors`.
+        strict: see `OutputConfig`.
     """
 
     x: Tensor
@@ -637,6 +642,7 @@ class Role(NamedTuple):
     probe: Tensor | None = None
     skip: Tensor | None = None
     skip_dots: Tensor | None = None
+    strict: bool = False
 
 
 def launch(call: Call, planned: Outputs, role: Role) -> tuple[Tensor, RowSums | None]:
@@ -708,6 +714,7 @@ def _config(call: Call, planned: Outputs, role: Role) -> OutputConfig:
         has_denominator=role.inverse_denominator is not None and not role.normalize,
         row_dots=role.probe is not None,
         n_gradient=role.reverse and role.states.n_states is not None,
+        strict=role.strict,
         skip=role.skip is not None,
         documents=call.documents is not None,
         precision=call.precision,

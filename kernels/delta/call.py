@@ -1,0 +1,64 @@
+"""Name what all kernels of one call of the delta rule share."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from tflabench.kernels.common import device
+from tflabench.kernels.common.contract import Arguments, KernelOptions
+from tflabench.kernels.common.places import Places
+from tflabench.kernels.common.rows import Rows, rows
+from tflabench.kernels.common.sizes import Sizes
+from tflabench.kernels.scalar.gates import TileGates
+from tflabench.kernels.scalar.tfla.call import Call
+from tflabench.kernels.scalar.tfla.chunkwise import call_of, placed_gates
+from tflabench.kernels.types import Gate
+
+from .plan import WalkTiles
+
+DECAYING, CONSTANT = Gate("log_decay", "step"), Gate("fixed", "step")
+
+
+class DeltaCall(NamedTuple):
+    """Tell launchers of kernels of a call, but for its tensors.
+
+    Attributes:
+        scalar: of the linear RNN whose values are the errors: beta is its input gate, a step size.
+        tiles: of the walks.
+        places: of documents, None for sequences.
+    """
+
+    scalar: Call
+    tiles: WalkTiles
+    places: Places | None
+
+    @staticmethod
+    def of(arguments: Arguments, options: KernelOptions) -> DeltaCall:
+        """Return the call with these tensors and options."""
+        q, v, f, beta = arguments.q, arguments.v, arguments.f, arguments.i
+        assert beta is not None
+        gate = CONSTANT if f is None and options.bounds is None else DECAYING
+        if f is None:
+            f = v.new_zeros(v.shape[1] if gate is CONSTANT else v.shape[:3], dtype=beta.dtype)
+        arguments, scalar_options = arguments._replace(f=f), options._replace(gate=gate)
+        placed = placed_gates(arguments, scalar_options)
+        scalar = call_of(q, v, placed, scalar_options)
+        figures, beta_max = device.figures(q.device), options.gate.beta_max
+        tiles = WalkTiles.of(Sizes.of(q, v), scalar.plan.chunk_size, q.element_size(), beta_max, figures)
+        return DeltaCall(scalar, tiles, placed.places)
+
+    @property
+    def gates(self) -> TileGates:
+        """The log gates of a call, summed within the tiles of the walks."""
+        return self.scalar.tile_gates(self.tiles.rows)
+
+    @property
+    def precision(self) -> str:
+        """The input_precision of products: float32 has tensor cores too, where three products make one."""
+        return "tf32x3" if self.scalar.precision == "ieee" else self.scalar.precision
+
+    def rows(self, x: Tensor) -> Rows:
+        """Return what kernels take for x (B, H, T, d) (`common.rows`)."""
+        return rows(x, None if self.places is None else self.places.steps)

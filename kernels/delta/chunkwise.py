@@ -1,0 +1,157 @@
+"""Run forward and backward of TFLA for the delta rule, kernel by kernel.
+
+forward:  inverses of tiles (inverses) -> errors R, states of chunks (walks) -> o (`scalar.tfla.outputs`)
+backward: states again (`scalar.tfla.states`), inverses and scores of tiles (inverses) -> dV, dbeta, gradients of states
+          (walks) -> dq, dk (`scalar.tfla.outputs`) -> dg (`scalar.gates`)
+
+With its errors R for v and beta for an input gate it is a linear RNN with scalar gates, so o, dq and what the state
+gives k are made by the kernels of these. That k reads the state too, to make the errors, is one reader more: with k in
+the place of q, -dV in that of do, and a step not reading what it writes itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from tflabench.kernels.common import tiling
+from tflabench.kernels.common.contract import Arguments, KernelOptions, Kernels
+from tflabench.kernels.common.descriptors import aligned, made_like
+from tflabench.kernels.common.device import refuses_device
+from tflabench.kernels.common.sizes import Sizes, refuses_dtype
+from tflabench.kernels.common.tensors import sum_shared, unflatten
+from tflabench.kernels.delta import plan as plans
+from tflabench.kernels.scalar.gates import GradientSums, RowSums, gate_gradients
+from tflabench.kernels.scalar.plan import tfla
+from tflabench.kernels.scalar.tfla.call import EdgeStates, Inputs
+from tflabench.kernels.scalar.tfla.outputs import Role, d_keys, d_queries, launch
+from tflabench.kernels.scalar.tfla.states import ChunkInputs, walk
+from tflabench.kernels.state import State
+from tflabench.kernels.types import SIMPLE_GLA, Gating
+
+from .call import DeltaCall
+from .walks import WalkInputs, errors_and_states, gradients_of_states
+
+
+def kernels() -> Kernels:
+    """Return the kernels as operations call them."""
+    return Kernels(
+        forward=forward,
+        backward=backward,
+        empty_saved=empty_saved,
+        refuses=refuses,
+        default_chunk_size=default_chunk_size,
+        shares_heads=True,
+        takes_documents=takes_documents,
+    )
+
+
+def empty_saved(q: Tensor, v: Tensor, options: KernelOptions) -> tuple[Tensor, ...]:
+    """Return errors as `forward` saves them, uninitialised."""
+    del q, options
+    return (torch.empty_like(v, memory_format=torch.contiguous_format),)
+
+
+def takes_documents(bounds: list[int], q: Tensor, v: Tensor, *, states: bool) -> bool:
+    """Return whether one launch is the fastest way for documents: always, for they walk side by side."""
+    del bounds, q, v, states
+    return True
+
+
+def refuses(q: Tensor, v: Tensor, *, gate: Gating, chunk_size: int, config: object = None) -> str | None:
+    """Return why these kernels cannot run on q (B, H, T, d_qk) and v (B, H, T, d_hv), or None if they can."""
+    del gate
+    if reason := refuses_device(q):
+        return reason
+    dtype = str(q.dtype).removeprefix("torch.")
+    if reason := refuses_dtype(dtype, tiling.DTYPES) or plans.refuses_sizes(q.shape[-1], v.shape[-1], chunk_size):
+        return reason
+    return None if config is None else f"takes no config, not a {type(config).__name__}"
+
+
+def default_chunk_size(q: Tensor, v: Tensor, *, gate: Gating, backward: bool = True) -> int:
+    """Return that of the kernels of scalar gates."""
+    del gate, backward
+    return tfla.default_chunk_size(Sizes.of(q, v), levels=2)
+
+
+def forward(arguments: Arguments, options: KernelOptions) -> tuple[Tensor, State | None, tuple[Tensor, ...]]:
+    """Return o like v, the last state or None, and the errors."""
+    q, k, v = (aligned(x) for x in arguments[:3])
+    call = DeltaCall.of(arguments._replace(q=q, k=k, v=v), options)
+    first = _matrix(arguments.initial)
+    errors, states = errors_and_states(call, k, v, first)
+    edges = EdgeStates(states.states, None, first is not None)
+    h, _ = launch(call.scalar, call.scalar.plan.h, Role(q, k, errors, v, edges, None, reverse=False))
+    h = made_like(h, arguments.v)
+    assert h is not None
+    return h, State(states.last) if options.return_last_state else None, (errors,)
+
+
+def backward(
+    do: Tensor, d_last: State | None, arguments: Arguments, saved: tuple[Tensor, ...], options: KernelOptions
+) -> tuple[Tensor | None, ...]:
+    """Return gradients (dq, dk, dv, dg, dbeta, dC, None); those of absent inputs are None."""
+    q, k, v, do = (aligned(x) for x in (*arguments[:3], do))
+    call, (errors,) = DeltaCall.of(arguments._replace(q=q, k=k, v=v), options), saved
+    scalar, plan = call.scalar, call.scalar.plan
+    first, last = _matrix(arguments.initial), _matrix(d_last)
+    states = walk(scalar, plan.forward_states, ChunkInputs(k, errors, first), q.dtype).states
+    assert states is not None
+    back = gradients_of_states(call, WalkInputs(q, k, v, errors, do), states, last)
+    before, after = EdgeStates(states, None, first is not None), EdgeStates(back.states.states, None, last is not None)
+
+    inputs = Inputs(q, k, errors, dh=do)
+    dq, qdq = d_queries(scalar, inputs, before, None)
+    reads = replace(scalar, scale=-1.0)  # k is not scaled, and what it reads is subtracted from v
+    read, kdk_read = launch(reads, plan.dq, Role(back.dv, errors, k, k, before, None, False, probe=k, strict=True))
+    written, kdk = d_keys(scalar, inputs, after)
+    nothing = EdgeStates(None, None, first=False)
+    by_reads, kdk_by_reads = launch(
+        reads, plan.dk, Role(errors, back.dv, k, k, nothing, None, True, probe=k, strict=True)
+    )
+    dk = sum((sum_shared(x, k).float() for x in (written, by_reads)), sum_shared(read, k).float()).to(k.dtype)
+
+    dg = dbeta = None
+    if options.gate_gradients:
+        assert kdk_read is not None
+        assert kdk_by_reads is not None
+        through = _log_gates_of_chunks(call).exp() * back.through
+        sums = GradientSums(_together(qdq, kdk_read), _together(kdk, kdk_by_reads), through, plan.chunk_size)
+        dg, dbeta = _gate_gradients(call, arguments, sums, back.dbeta)
+    given = (sum_shared(dq, q), dk, back.dv, dg, dbeta)
+    grads = (made_like(x, like) for x, like in zip(given, arguments[:5], strict=True))
+    initial = arguments.initial
+    return (*grads, None if initial is None else made_like(back.states.last, initial.C), None)
+
+
+def _gate_gradients(
+    call: DeltaCall, arguments: Arguments, sums: GradientSums, dbeta: Tensor
+) -> tuple[Tensor | None, Tensor]:
+    """Return dg, None without g, and dbeta, in the dtypes of these."""
+    g, beta, log_f = arguments.f, arguments.i, call.scalar.gates.log_f
+    assert beta is not None
+    dg = None if g is None else gate_gradients(log_f, None, SIMPLE_GLA, log_f, sums)[0]
+    if call.places:
+        of_steps = call.places.of_steps
+        dbeta, dg = dbeta.index_select(2, of_steps), None if dg is None else dg.index_select(2, of_steps)
+    return None if g is None or dg is None else dg.to(g.dtype), dbeta.to(beta.dtype)
+
+
+def _matrix(state: State | None) -> Tensor | None:
+    return None if state is None else state.C.float().contiguous()
+
+
+def _together(x: RowSums, y: RowSums) -> RowSums:
+    return RowSums(torch.cat([x.every, y.every]), torch.cat([x.within, y.within]))
+
+
+def _log_gates_of_chunks(call: DeltaCall) -> Tensor:
+    """Return the sums of log decays over chunks, (B, H, chunks)."""
+    plan = call.scalar.plan
+    per_chunk = plan.chunk_size // call.tiles.rows
+    g = call.gates.g
+    g = torch.nn.functional.pad(g, (0, plan.chunks * per_chunk - g.shape[-1]))
+    return unflatten(g, -1, (plan.chunks, per_chunk)).sum(-1)

@@ -1,0 +1,24 @@
+"""The kernels of the delta rule compile for an H100, on the newest and oldest Triton: they fit and spill nothing."""
+
+from __future__ import annotations
+
+import pytest
+from compiled import compiled_under
+
+from tflabench.kernels.common.sizes import USUAL, Sizes
+from tflabench.kernels.delta.plan import WalkTiles
+
+
+@pytest.mark.parametrize(("triton", "case"), [("oldest", "wide"), ("installed", "wide"), ("oldest", "documents")])
+def test_kernels_fit_the_chip(triton: str, case: str) -> None:
+    kernels = compiled_under(triton, "compile_delta.py", case)["kernels"]
+    assert {kernel["kernel"] for kernel in kernels} == {
+        "tile_inverses", "walk_errors", "walk_gradients", "parallel_outputs",
+    }  # fmt: skip
+    told = WalkTiles.of(Sizes(2, 16, 2, 4096, 128, 256), 256, 2, 1, USUAL).shared_bytes(2, 90)
+    for kernel in kernels:
+        assert kernel["spilled_bytes"] == 0, kernel
+        assert not kernel["warnings"], kernel
+        assert kernel["tensor_cores"], kernel
+        if kernel["kernel"] != "parallel_outputs":
+            assert kernel["shared_bytes"] <= told

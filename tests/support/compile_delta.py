@@ -1,0 +1,60 @@
+"""Compiles what the launchers of the delta rule would launch on sm_90, without a GPU, as compile_tfla.py does: JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import torch
+import triton
+from compile_tfla import Launch, catching, compiled
+
+from tflabench.kernels.common.contract import Arguments, KernelOptions
+from tflabench.kernels.delta import chunkwise
+from tflabench.kernels.delta.gating import DELTA_NET, GATED_DELTA_NET, DeltaGate
+from tflabench.kernels.state import State
+
+CASES: dict[str, tuple[Any, ...]] = {  # sm, d_qk, d_hv, dtype, gate, bounds of documents
+    "wide": (90, 128, 256, torch.bfloat16, GATED_DELTA_NET, None),
+    "two_parts": (90, 128, 128, torch.float16, DeltaGate(beta_max=2), None),
+    "widest": (90, 256, 512, torch.bfloat16, DELTA_NET, None),
+    "float32": (90, 64, 64, torch.float32, GATED_DELTA_NET, None),
+    "documents": (90, 128, 256, torch.bfloat16, DELTA_NET, (0, 100, 1000, 4096)),
+    "older": (80, 128, 256, torch.bfloat16, GATED_DELTA_NET, None),
+}
+
+
+def launches(
+    sm: int, d_qk: int, d_hv: int, dtype: torch.dtype, gate: DeltaGate, bounds: tuple[int, ...] | None
+) -> list[Launch]:
+    """Every launch of forward and backward with states, of heads of v two of which share one of q and k."""
+    B, H, T = 1 if bounds else 2, 16, 4096
+
+    def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    q, k, v = (empty(B, heads, T, d, dtype=dtype) for heads, d in ((H // 2, d_qk), (H // 2, d_qk), (H, d_hv)))
+    g, beta = empty(B, H, T) if gate.gated else None, empty(B, H, T)
+    S = empty(len(bounds) - 1 if bounds else B, H, d_qk, d_hv)
+    inputs, options = Arguments(q, k, v, g, beta, State(S)), KernelOptions(gate, 0.1, 256, bounds=bounds)
+    with catching(sm) as caught:
+        o, last, saved = chunkwise.forward(inputs, options)
+        chunkwise.backward(o, last, inputs, saved, options)
+    return caught
+
+
+def main() -> None:
+    """Compile the named cases with the Triton that is installed: kernels of the delta rule, or all with "all"."""
+    rows: list[dict[str, Any]] = []
+    for name in sys.argv[1:] or CASES:
+        caught = launches(*CASES[name])
+        told = {(launch[0].__name__, str(launch[2].get("config"))): launch for launch in caught}
+        for (kernel, config), launch in told.items():
+            if kernel in ("tile_inverses", "walk_errors", "walk_gradients") or "strict=True" in config:
+                rows.append(compiled(launch, CASES[name][0]) | {"case": name})
+    json.dump({"triton": triton.__version__, "kernels": rows}, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()
