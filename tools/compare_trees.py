@@ -1,8 +1,8 @@
 """Compares the kernels of this checkout with those of another one: results bit for bit, times, the host's time.
 
     git worktree add ../old COMMIT
-    OLD_TREE=../old python tests/support/compare_trees.py [--part gla] [--no-times]
-    OLD_TREE=../old python tests/support/compare_trees.py --cpu
+    OLD_TREE=../old python tools/compare_trees.py [--part gla] [--no-times]
+    OLD_TREE=../old python tools/compare_trees.py --cpu
 
 Each tree has a process of its own and is called by `tflabench.ops` alone: where its modules lie does not matter.
 Results are compared by a digest of their bits. Needs a GPU, for the fused kernels of compute capability 9.0. With
@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 OLD_TREE = os.environ.get("OLD_TREE", "")
-TREES = {"old": str(Path(OLD_TREE).resolve()), "new": str(Path(__file__).resolve().parents[2])}
+TREES = {"old": str(Path(OLD_TREE).resolve()), "new": str(Path(__file__).resolve().parents[1])}
 ROUNDS, SAMPLES, PASSES = 5, 20, 100
 FLUSHED_BYTES = 256 << 20
 CYCLES_AHEAD = 5_000_000  # 3 ms a sample
@@ -457,6 +457,7 @@ def report(trees: Trees, name: str, cases: list[Case], to_time: list[Case], pool
 
 
 def main() -> None:
+    """Compare what the options name."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", choices=[*parts(cpu=False), "all"], default="all")
     parser.add_argument("--cpu", action="store_true", help="small cases on the CPU, in Triton's interpreter")

@@ -56,9 +56,8 @@ def jobs() -> Iterator[tuple[str, Callable[[], Any]]]:
             yield kernel, lambda launch=launch: compile_tfla.compiled(launch, 90)
 
 
-def compile_tree(tests: str, stage: str, *cases: str) -> None:
-    """Print a line of JSON for every kernel of a tree: its name, and what it compiles to."""
-    sys.path.insert(0, tests)
+def compile_tree(stage: str, *cases: str) -> None:
+    """Print a line of JSON for every kernel of the tree that is imported: its name, and what it compiles to."""
     import assembled
     from triton.backends.nvidia.compiler import CUDABackend
 
@@ -98,12 +97,12 @@ def compile_tree(tests: str, stage: str, *cases: str) -> None:
 
 
 def compiled_kernels(tree: Path, stage: str, cases: Iterable[str]) -> dict[str, Any]:
-    """What the kernels of a tree compile to, by name."""
+    """Return what the kernels of a tree compile to, by name."""
     (assembled,) = tree.glob("tests/**/assembled.py")
-    paths = [*filter(None, [os.environ.get("PYTHONPATH")]), str(tree.resolve())]
+    paths = [str(assembled.parent.resolve()), *filter(None, [os.environ.get("PYTHONPATH")]), str(tree.resolve())]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     environment.pop("TRITON_INTERPRET", None)
-    command = [sys.executable, "-P", __file__, "--tree", str(assembled.parent.resolve()), stage, *cases]
+    command = [sys.executable, "-P", __file__, "--tree", stage, *cases]
     done = subprocess.run(command, env=environment, cwd=tree, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return dict(json.loads(line) for line in done.stdout.splitlines())

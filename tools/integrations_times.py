@@ -1,6 +1,6 @@
 """Hugging Face's xLSTM at the sizes of xLSTM-7B: its native path against ours through `install`, in one run.
 
-`python tests/support/integrations_times.py [--blocks 4] [--tokens 8192] [--batches 1 4]` times training, prefill and
+`python tools/integrations_times.py [--blocks 4] [--tokens 8192] [--batches 1 4]` times training, prefill and
 decoding of some blocks; `--whole` the prefill of 32,768 tokens and decoding of all 32 blocks. Weights are random. It
 needs transformers, without the package xlstm, whose presence would make transformers build other blocks.
 """
@@ -98,10 +98,12 @@ def show(title: str, found: Found, unit: str = "ms", per: float = 1.0) -> None:
 
 
 def tokens(batch: int, T: int) -> torch.Tensor:
+    """Return random tokens (batch, T)."""
     return torch.randint(3, 50000, (batch, T), device=DEVICE, generator=torch.Generator(DEVICE).manual_seed(T))
 
 
 def train(model: Any, batch: int, T: int, rounds: int) -> None:
+    """Time forward and backward."""
     ids = tokens(batch, T)
     model.config.mode = "train"
 
@@ -118,6 +120,7 @@ def train(model: Any, batch: int, T: int, rounds: int) -> None:
 
 @torch.no_grad()
 def prefill(model: Any, batch: int, T: int, rounds: int) -> None:
+    """Time a prompt, with a cache and without."""
     ids = tokens(batch, T)
     model.config.mode = "inference"
     model.eval()
@@ -158,6 +161,7 @@ def decode(model: Any, batch: int, steps: int, rounds: int) -> None:
 
 
 def replay(graph: torch.cuda.CUDAGraph, steps: int) -> None:
+    """Replay a step so many times."""
     for _ in range(steps):
         graph.replay()
 
@@ -180,6 +184,7 @@ def captured(
 
 
 def main() -> None:
+    """Time what the options name."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--blocks", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=8192)
