@@ -43,16 +43,14 @@ def compiled(kernel: Any, config: Any, warps: int, sm: int) -> dict[str, Any]:
 
 
 def every_kernel(sm: int) -> list[dict[str, Any]]:
-    found = []
-    for heads, d_qk, d_hv in ((16, 64, 64), (1024, 128, 256), (8, 512, 1024)):
-        tile = step.tile_of(heads, d_qk, d_hv)
-        found += [
-            compiled(step.advance_state, step.AdvanceConfig(MAMBA2, False, True, *tile), 4, sm),
-            compiled(step.advance_state, step.AdvanceConfig(SIG, False, False, *tile), 4, sm),
-            compiled(step.advance_state, step.AdvanceConfig(EXP, True, False, *tile), 4, sm),
-            compiled(step.head_weights, step.WeightsConfig(EXP, True, d_qk), 1, sm),
-        ]
-    return found
+    """Every size of tiles and every kind of gate."""
+    small, usual, large = (step.tile_of(*sizes) for sizes in ((16, 64, 64), (1024, 128, 256), (8, 512, 1024)))
+    return [
+        compiled(step.advance_state, step.AdvanceConfig(MAMBA2, False, True, *small), 4, sm),
+        compiled(step.advance_state, step.AdvanceConfig(EXP, True, False, *usual), 4, sm),
+        compiled(step.advance_state, step.AdvanceConfig(SIG, False, False, *large), 4, sm),
+        compiled(step.head_weights, step.WeightsConfig(EXP, True, 512), 1, sm),
+    ]
 
 
 if __name__ == "__main__":

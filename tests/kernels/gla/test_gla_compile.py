@@ -13,24 +13,14 @@ SPILLED_BYTES = 700  # stores and loads, of dq, dk and dg in one program: fewer 
 MULTIPLYING = {"tile_scores", "chunk_states", "parallel_outputs", "tile_gradients"}
 
 
-@pytest.fixture(scope="module", params=["installed", "oldest"])
-def kernels(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
-    """What each kernel uses, compiled in a process of its own (this one interprets)."""
-    return compiled_under(request.param, "compile_gla.py", "wide")["kernels"]
-
-
-def test_kernels_of_documents_compile() -> None:
-    kernels = compiled_under("oldest", "compile_gla.py", "documents")["kernels"]
-    assert {kernel["kernel"] for kernel in kernels} >= {*MULTIPLYING, "add_passing"}
-    for kernel in kernels:
-        assert kernel["spilled_bytes"] <= SPILLED_BYTES, kernel
-        assert not kernel["warnings"], kernel
-
-
-def test_kernels_fit_the_chip(kernels: list[dict[str, Any]]) -> None:
-    assert {kernel["kernel"] for kernel in kernels} >= {*MULTIPLYING, "join_segments", "add_passing"}
-    told = Blocks.for_shape(128, 256, 2, 256).shared_bytes(2, 90)
-    assert 0.75 * told <= max(kernel["shared_bytes"] for kernel in kernels) <= told
+@pytest.mark.parametrize(("triton", "case"), [("installed", "wide"), ("oldest", "documents")])
+def test_kernels_fit_the_chip(triton: str, case: str) -> None:
+    """Compiled in a process of its own (this one interprets); those of documents do what others do, and more."""
+    kernels: list[dict[str, Any]] = compiled_under(triton, "compile_gla.py", case)["kernels"]
+    names = {kernel["kernel"] for kernel in kernels}
+    assert names >= {*MULTIPLYING, "add_passing"} | ({"join_segments"} if case == "wide" else set())
+    needed = Blocks.for_shape(128, 256, 2, 256).shared_bytes(2, 90)
+    assert 0.75 * needed <= max(kernel["shared_bytes"] for kernel in kernels) <= needed
     for kernel in kernels:
         assert kernel["spilled_bytes"] <= SPILLED_BYTES, kernel
         assert not kernel["warnings"], kernel
