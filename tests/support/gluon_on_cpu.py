@@ -1,21 +1,23 @@
-"""Runs the source of the Gluon kernels on the CPU, for Gluon has no interpreter: every role of a program is a thread.
+"""Runs the source of the Gluon kernels on the CPU, for Gluon has no interpreter: every role of a program is a greenlet.
 
 What is modelled: the arithmetic of blocks, dtypes and addresses in shared and global memory, TMA (bounds included),
 mbarriers with their phases and bytes, and in what order asynchronous things may happen. The order is drawn at random:
 roles are switched at every barrier, and one of them may be late for a while; a load by TMA arrives when it likes, a
 store by TMA reads its source only when the role waits for it, a product its operands likewise. So a buffer that is used
-too early or given back too soon gives wrong numbers, and a barrier too few a deadlock.
+too early or given back too soon gives wrong numbers, and a barrier too few a deadlock. Kernels run one after the other,
+but what one writes that may still run when the next one starts must not be read before that has waited.
 
-What is not: threads and layouts within a role (a role is one thread here), inline assembly, what Triton and ptxas make
+What is not: threads and layouts within a role (a role is one here), inline assembly, what Triton and ptxas make
 of it all. That takes a GPU.
 """
 
 from __future__ import annotations
 
+import ast
 import builtins
+import functools
 import importlib
 import random
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -31,7 +33,6 @@ from gluon_values import (
     Pointer,
     Shared,
     Swizzled,
-    Value,
     counted,
     exchanged,
     extreme,
@@ -41,12 +42,13 @@ from gluon_values import (
     reinterpret,
     remainder,
     rounded,
+    split,
     static_assert,
     store,
     upper,
-    value,
     widened,
 )
+from greenlet import getcurrent, greenlet
 from torch import Tensor
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.core import constexpr
@@ -55,6 +57,7 @@ import tflabench.kernels.scalar.hopper as hopper
 from tflabench.kernels.common.sizes import Device
 from tflabench.kernels.scalar.hopper import backward, config, documents, forward, segment_states, tiles
 from tflabench.kernels.scalar.hopper.config import CarryConfig
+from tflabench.kernels.scalar.hopper.segment_states import CarriedStates
 
 SHARED = (
     "conversions",
@@ -75,12 +78,22 @@ SOURCES = tuple(dict.fromkeys((*SHARED, *KERNELS.values())))
 LATE_ROLE_CHANGES = 1 / 60  # of the turns of all roles, of which a tile takes some 40
 
 
+TOO_EARLY = "reads what a kernel before it may still write"
+
+
 class Deadlock(Exception):
     pass
 
 
-class Aborted(Exception):
-    """Raised in the roles that are left when one has failed."""
+def overlap(x: Tensor, y: Tensor) -> bool:
+    (first, end), (other_first, other_end) = map(span, (x, y))
+    return first < other_end and other_first < end
+
+
+def span(x: Tensor) -> tuple[int, int]:
+    """The first byte of a tensor, and the one after its last."""
+    elements = 1 + sum((n - 1) * stride for n, stride in zip(x.shape, x.stride(), strict=True))
+    return x.data_ptr(), x.data_ptr() + x.element_size() * elements
 
 
 class Product:
@@ -88,56 +101,45 @@ class Product:
 
     def __init__(self, a: Any, b: Shared, accumulators: Any, use_acc: bool) -> None:
         self.a, self.b, self.accumulators, self.use_acc = a, b, accumulators, use_acc
-        self.found: Value | None = None
+        self.result: Tensor | None = None
 
-    @property
-    def type(self) -> Any:
-        return SimpleNamespace(layout=Layout())
-
-    def finish(self) -> Value:
-        if self.found is None:
+    def finish(self) -> Tensor:
+        if self.result is None:
             a, b = (x.load() if isinstance(x, Shared) else x for x in (self.a, self.b))
             assert a.dtype == b.dtype, (a.dtype, b.dtype)
             assert a.dtype in SIXTEEN_BITS, a.dtype
-            found = a.float() @ b.float()
+            result = a.float() @ b.float()
             if self.use_acc:
                 before = self.accumulators
-                found = found + (before.finish() if isinstance(before, Product) else before)
-            self.found = value(found)
-        return self.found
+                result = result + (before.finish() if isinstance(before, Product) else before)
+            self.result = result
+            return result
+        return self.result
 
 
-class Role(threading.Thread):
-    def __init__(self, program: Program, function: Callable[..., None], args: Sequence[Any]) -> None:
-        super().__init__(daemon=True)
-        self.program, self.function, self.args = program, function, args
-        self.turn = threading.Semaphore(0)
+class Role(greenlet):
+    """A partition of a program.
+
+    Attributes:
+        waited: whether kernels before this one have ended.
+    """
+
+    def __init__(self, function: Callable[..., None], args: Sequence[Any], waited: bool) -> None:
+        super().__init__()
+        self.function, self.args, self.waited = function, args, waited
         self.can_go: Callable[[], bool] = lambda: True
         self.products: list[Product] = []
         self.stores: list[Callable[[], None]] = []
-        self.finished = False
 
     def run(self) -> None:
-        self.turn.acquire()
-        try:
-            with torch.no_grad():  # a thread of its own starts above autograd
-                self.function(*self.args)
-            assert not [product for product in self.products if product.found is None], "products not waited for"
-            with torch.no_grad():
-                self.finish_stores(0)
-        except Aborted:
-            pass
-        except BaseException as error:  # to be raised where the kernel was called
-            self.program.failure = error
-        self.finished = True
-        self.program.turn.release()
+        self.function(*self.args)
+        assert not [product for product in self.products if product.result is None], "products not waited for"
+        self.finish_stores(0)
 
     def pause(self, can_go: Callable[[], bool] = lambda: True) -> None:
         self.can_go = can_go
-        self.program.turn.release()
-        self.turn.acquire()
-        if self.program.failure is not None:
-            raise Aborted
+        assert self.parent
+        self.parent.switch()
 
     def finish_stores(self, pending: int) -> None:
         while len(self.stores) > pending:
@@ -147,44 +149,34 @@ class Role(threading.Thread):
 class Program:
     """One of a grid: its barriers, what of TMA is on its way, and its roles, of which one runs at a time."""
 
-    def __init__(self, number: int, count: int, choice: random.Random) -> None:
-        self.number, self.count, self.choice = number, count, choice
-        self.barriers: dict[tuple[int, int], SimpleNamespace] = {}
-        self.kept: list[Any] = []
+    def __init__(self, number: int, count: int, choice: random.Random, waited: bool) -> None:
+        self.number, self.count, self.choice, self.waited = number, count, choice, waited
+        self.barriers: dict[int, SimpleNamespace] = {}
         self.loads: list[Callable[[], None]] = []
-        self.turn = threading.Semaphore(0)
-        self.failure: BaseException | None = None
-        self.roles: list[Role] = []
 
     @staticmethod
-    def key(memory: Shared) -> tuple[int, int]:
-        assert memory.places.numel() == 1, "one barrier at a time"
-        return id(memory.memory), int(memory.places.reshape(-1)[0])
+    def key(memory: Shared) -> int:
+        assert memory.view.numel() == 1, "one barrier at a time"
+        return memory.view.data_ptr()
 
     def barrier(self, memory: Shared) -> SimpleNamespace:
         return self.barriers[self.key(memory)]
 
-    def run(self, roles: Sequence[tuple[Callable[..., None], Sequence[Any]]]) -> None:
-        self.roles = [Role(self, function, args) for function, args in roles]
+    def run(self, functions: Sequence[tuple[Callable[..., None], Sequence[Any]]]) -> None:
+        roles = [Role(function, args, self.waited) for function, args in functions]
         late = None  # a role that goes when no other can, for a while: what waits for it must really wait
-        for role in self.roles:
-            role.start()
-        while left := [role for role in self.roles if not role.finished]:
-            if self.failure is None and self.loads and self.choice.random() < 0.5:
+        while left := [role for role in roles if not role.dead]:
+            if self.loads and self.choice.random() < 0.5:
                 self.loads.pop(self.choice.randrange(len(self.loads)))()
-            able = [role for role in left if self.failure is not None or role.can_go()]
+            able = [role for role in left if role.can_go()]
             if self.choice.random() < LATE_ROLE_CHANGES:
-                late = self.choice.choice([None, *self.roles])
+                late = self.choice.choice([None, *roles])
             if able:
-                role = self.choice.choice([role for role in able if role is not late] or able)
-                role.turn.release()
-                self.turn.acquire()
+                self.choice.choice([role for role in able if role is not late] or able).switch()
             elif self.loads:
                 self.loads.pop(0)()
             else:
-                self.failure = Deadlock(f"{len(left)} of {len(self.roles)} roles wait for one another")
-        if self.failure is not None:
-            raise self.failure
+                raise Deadlock(f"{len(left)} of {len(roles)} roles wait for one another")
 
 
 class Kernel:
@@ -198,9 +190,14 @@ class Kernel:
 
         def run(*args: Any, **named: Any) -> None:
             constants = {name: x for name, x in named.items() if name not in options}
+            machine = self.machine
+            machine.written, machine.next_is_after = {}, not named.get("launch_pdl")
             for number in range(grid[0]):
-                self.machine.program = Program(number, grid[0], self.machine.choice)
-                self.function(*map(argument, args), **constants)
+                machine.program = Program(number, grid[0], machine.choice, waited=not named.get("launch_pdl"))
+                with torch.no_grad():
+                    self.function(*map(argument, args), **constants)
+            machine.unfinished = [] if machine.next_is_after else machine.unfinished
+            machine.unfinished = [*machine.unfinished, *machine.written.values()]
 
         return run
 
@@ -232,6 +229,29 @@ def cut_out(desc: Any, coordinates: Sequence[int]) -> tuple[Tensor, tuple[slice,
     return desc.tensor[tuple(inside)], tuple(kept)
 
 
+class Adapted(ast.NodeTransformer):
+    """A source as tensors of PyTorch take it: x += y is another x, as values of a kernel never change."""
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> ast.AST:
+        assert isinstance(node.target, ast.Name)
+        before = ast.Name(node.target.id, ast.Load())
+        return ast.Assign([node.target], ast.BinOp(before, node.op, self.visit(node.value)))
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        of_type = isinstance(node.value, ast.Attribute) and node.value.attr == "type"
+        return ast.Name("any_layout", ast.Load()) if of_type else self.generic_visit(node)
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        if isinstance(node.func, ast.Attribute) and node.func.attr == "split":
+            return ast.Call(ast.Name("split", ast.Load()), [self.visit(node.func.value)], [])
+        return self.generic_visit(node)
+
+
+@functools.cache
+def compiled(text: str, path: Path) -> Any:
+    return compile(ast.fix_missing_locations(Adapted().visit(ast.parse(text))), str(path), "exec")
+
+
 class Machine:
     """The kernels of `SOURCES` by name, and how they run.
 
@@ -239,13 +259,21 @@ class Machine:
         seed: of the order in which things happen; the same one gives the same order.
         newer: with the operands that workarounds.py gives Triton 3.7 and later.
         edit: (source, text) -> text, to try what a mistake does.
+
+    Attributes:
+        unfinished: what kernels write that may still run when the next one starts.
+        written: by address, what the kernel that runs has written.
+        next_is_after: whether the next kernel starts when all before the one that runs have ended.
     """
 
     def __init__(self, seed: int = 0, newer: bool = True, edit: Callable[[str, str], str] | None = None) -> None:
         self.newer = newer
         self.edit = edit or (lambda _name, text: text)
         self.choice = random.Random(seed)
-        self.program = Program(0, 1, self.choice)
+        self.program = Program(0, 1, self.choice, waited=True)
+        self.unfinished: list[Tensor] = []
+        self.written: dict[int, Tensor] = {}
+        self.next_is_after = True
         self.modules: dict[str, Any] = {"workarounds": self._workarounds(newer)}
         for name in SOURCES:
             self.modules[name] = self._load(name)
@@ -274,7 +302,8 @@ class Machine:
 
         inside = vars(builtins) | {"__import__": importer, "range": counted}
         names: dict[str, Any] = {"__name__": f"on_cpu.{name}", "__builtins__": inside}
-        exec(compile(self.edit(name, path.read_text()), str(path), "exec"), names)
+        names |= {"split": split, "any_layout": Layout()}
+        exec(compiled(self.edit(name, path.read_text()), path), names)
         found = SimpleNamespace(**names)
         assembly: dict[str, tuple[Callable[..., Any], ...]] = {
             "conversions": (upper, lower, nearest, remainder, rounded, widened),
@@ -306,25 +335,25 @@ class Machine:
     def _language(self) -> Any:
         return SimpleNamespace(
             constexpr=lambda x: x,
-            tensor=Value, shared_memory_descriptor=Shared, tuple=tuple, to_tensor=Int,
+            tensor=Tensor, shared_memory_descriptor=Shared, tuple=tuple, to_tensor=Int,
             static_range=counted,
             static_assert=static_assert,
             float32=torch.float32, bfloat16=torch.bfloat16, float16=torch.float16, int32=torch.int32, int64=torch.int64,
             program_id=lambda _axis: Int(self.program.number),
             num_programs=lambda _axis: Int(self.program.count),
             warp_specialize=lambda roles, _warps, _registers: self.program.run(roles),
-            allocate_shared_memory=self._allocate,
-            zeros=lambda shape, dtype, layout=None: value(torch.zeros(tuple(map(int, shape)), dtype=dtype)),
-            full=lambda shape, x, dtype, layout=None: value(torch.full(tuple(map(int, shape)), float(x), dtype=dtype)),
-            arange=lambda start, end, layout=None: value(torch.arange(int(start), int(end))),
+            allocate_shared_memory=lambda dtype, shape, layout, initial=None: Shared.allocate(dtype, shape, layout),
+            zeros=lambda shape, dtype, layout=None: torch.zeros(tuple(map(int, shape)), dtype=dtype),
+            full=lambda shape, x, dtype, layout=None: torch.full(tuple(map(int, shape)), float(x), dtype=dtype),
+            arange=lambda start, end, layout=None: torch.arange(int(start), int(end)),
             where=lambda condition, a, b: torch.where(condition, a, b),
-            exp2=lambda x: torch.exp2(torch.as_tensor(value(x))), log2=torch.log2, abs=torch.abs,
+            exp2=lambda x: torch.exp2(torch.as_tensor(x)), log2=torch.log2, abs=torch.abs,
             maximum=lambda a, b: extreme(torch.maximum, max, a, b),
             minimum=lambda a, b: extreme(torch.minimum, min, a, b),
             sum=lambda x, axis: torch.sum(x, dim=axis),
             join=lambda a, b: torch.stack([a, b], -1),
             convert_layout=lambda x, layout, assert_trivial=False: x,
-            load=load, store=store,
+            load=self._load_global, store=self._store_global,
             SliceLayout=Layout, BlockedLayout=Layout, NVMMADistributedLayout=Layout, DotOperandLayout=Layout,
             SwizzledSharedLayout=Layout, NVMMASharedLayout=Swizzled,
         )  # fmt: skip
@@ -347,9 +376,9 @@ class Machine:
             reinterpret=reinterpret,
             barrier=lambda: self._role().pause(),
             wait_for_products=self._wait_for_products,
-            wait_for_kernel_before=lambda: None,
-            wait_for_kernel_before_unless=lambda _condition: None,
-            let_next_kernel_start=lambda: None,
+            wait_for_kernel_before=lambda: self._wait_for_kernel_before_unless(False),
+            wait_for_kernel_before_unless=self._wait_for_kernel_before_unless,
+            let_next_kernel_start=self._let_next_kernel_start,
             zero_from_here=lambda _i: Int(0),
             zero_in_round=lambda _j: Int(0),
             opaque_zero=lambda _i, _n=0: Int(0),
@@ -363,19 +392,35 @@ class Machine:
 
     @staticmethod
     def _role() -> Role:
-        role = threading.current_thread()
+        role = getcurrent()
         assert isinstance(role, Role)
         return role
 
-    def _allocate(self, dtype: torch.dtype, shape: Sequence[int], layout: Any, initial: Any = None) -> Shared:
-        del initial
-        made = Shared.allocate(dtype, shape, layout)
-        self.program.kept.append(made.memory)  # so that no other takes its id
-        return made
+    def _here(self) -> Role | Program:
+        here = getcurrent()
+        return here if isinstance(here, Role) else self.program
+
+    def _wait_for_kernel_before_unless(self, condition: Any) -> None:
+        self._here().waited |= not condition
+
+    def _let_next_kernel_start(self) -> None:
+        self.next_is_after |= self._here().waited
+
+    def _may_read(self, x: Tensor) -> bool:
+        return self._here().waited or not any(overlap(x, y) for y in self.unfinished)
+
+    def _load_global(self, pointer: Pointer, mask: Any = None, other: Any = None) -> Tensor:
+        assert self._may_read(pointer.data) or not (mask is None or torch.as_tensor(mask).any()), TOO_EARLY
+        return load(pointer, mask, other)
+
+    def _store_global(self, pointer: Pointer, x: Any, mask: Any = True) -> None:
+        if torch.as_tensor(mask).any():
+            self.written[pointer.data.data_ptr()] = pointer.data
+        store(pointer, x, mask)
 
     def _init(self, memory: Shared, count: int) -> None:
         self.program.barriers[self.program.key(memory)] = SimpleNamespace(
-            count=int(count), missing=int(count), bytes=0, phase=0
+            count=int(count), missing=int(count), bytes=0, phase=0, memory=memory
         )
 
     @staticmethod
@@ -404,6 +449,7 @@ class Machine:
 
     def _tma_load(self, desc: Any, at: Sequence[int], memory: Shared, target: Shared) -> None:
         barrier = self.program.barrier(memory)
+        assert self._may_read(desc.tensor), TOO_EARLY
         found, kept = cut_out(desc, at)
 
         def arrive() -> None:
@@ -417,9 +463,10 @@ class Machine:
 
     def _tma_store(self, desc: Any, at: Sequence[int], source: Shared, add: bool) -> None:
         target, kept = cut_out(desc, at)
+        self.written[desc.tensor.data_ptr()] = desc.tensor
 
         def leave() -> None:
-            block = source.load().as_subclass(Tensor).reshape(desc.block)[kept]
+            block = source.load().reshape(desc.block)[kept]
             target.copy_(target + block if add else block)
 
         self._role().stores.append(leave)
@@ -437,21 +484,25 @@ class Machine:
         for product in role.products[: max(done, 0)]:
             product.finish()
         role.products = role.products[max(done, 0) :]
-        found = tuple(x.found if isinstance(x, Product) and x.found is not None else x for x in deps)
-        return found[0] if len(found) == 1 else found
+        results = tuple(x.result if isinstance(x, Product) and x.result is not None else x for x in deps)
+        return results[0] if len(results) == 1 else results
 
 
 interpreted: Any = segment_states.carry  # what Triton's decorator returns has no types that a Python checker knows
 
 
 class Carry:
-    """The Triton kernel beside them, interpreted, without what only a GPU has."""
+    """The Triton kernel beside them, interpreted, without what only a GPU has. It waits for those before it."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
 
     def __getitem__(self, grid: tuple[int]) -> Any:
-        def run(*args: Any, config: CarryConfig, launch_pdl: bool, **options: Any) -> None:
+        def run(states: CarriedStates, *args: Any, config: CarryConfig, launch_pdl: bool, **options: Any) -> None:
             assert config.overlap
             assert launch_pdl
-            interpreted[grid](*args, config=replace(config, overlap=False), **options)
+            interpreted[grid](states, *args, config=replace(config, overlap=False), **options)
+            self.machine.unfinished = [x for x in (states.starts, states.after) if x is not None]
 
         return run
 
@@ -468,5 +519,13 @@ def launch_on(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(config, "HOISTS", machine.newer)
     monkeypatch.setattr(tiles, "WIDEST_OPERAND", 2 if machine.newer else 4)
     config.WalkConfig.of.cache_clear()  # of the other Triton
-    monkeypatch.setattr(segment_states, "carry", Carry())
+    monkeypatch.setattr(segment_states, "carry", Carry(machine))
+
+    def converted(skip: Tensor | None) -> Tensor | None:
+        """What `weights` makes where it has to convert: PyTorch's kernel may still run too when the next one starts."""
+        found = None if skip is None else skip.clone()
+        machine.unfinished += [] if found is None else [found]
+        return found
+
+    monkeypatch.setattr(backward, "weights", converted)
     run_on_chip(3, monkeypatch)  # fewer multiprocessors than work items: programs take several

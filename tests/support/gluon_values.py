@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable, Iterator, Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -56,23 +57,6 @@ class Swizzled(Layout):
     """A layout that products take: 64 columns of 16 bits side by side, then the next 64."""
 
 
-class Value(Tensor):
-    """What is in registers. Like all values of a kernel it never changes: x += y is another x."""
-
-    __iadd__, __isub__, __imul__ = Tensor.__add__, Tensor.__sub__, Tensor.__mul__
-
-    @property
-    def type(self) -> Any:
-        return SimpleNamespace(layout=Layout())
-
-    def split(self) -> tuple[Tensor, Tensor]:
-        return self[..., 0], self[..., 1]
-
-
-def value(x: Any, dtype: torch.dtype | None = None) -> Value:
-    return torch.as_tensor(x, dtype=dtype).as_subclass(Value)
-
-
 class Pointer:
     def __init__(self, data: Tensor, offset: Any = 0) -> None:
         self.data, self.offset = data, offset
@@ -85,55 +69,67 @@ class Pointer:
 
 
 class Shared:
-    """A view of shared memory: where the elements of a tensor are, counted in such elements."""
+    """A view of shared memory, which other views see too.
 
-    def __init__(self, memory: Tensor, dtype: torch.dtype, places: Tensor) -> None:
-        self.memory, self.dtype, self.places = memory, dtype, places
+    Attributes:
+        elements: the memory from where the view begins.
+        view: the elements of the view, or, if they are scattered, where they are among `elements`.
+    """
+
+    def __init__(self, elements: Tensor, view: Tensor, scattered: bool = False) -> None:
+        self.elements, self.view, self.scattered = elements, view, scattered
+
+    @classmethod
+    def of(cls, elements: Tensor, shape: Sequence[int], layout: Any) -> Shared:
+        """View flat memory in a shape: its elements lie in order, or as products take them."""
+        shape = tuple(map(int, shape))
+        if isinstance(layout, Swizzled) and elements.dtype in SIXTEEN_BITS and shape[-1] > 64:
+            return cls(elements, swizzled(shape), scattered=True)
+        return cls(elements, elements[: math.prod(shape)].view(shape))
 
     @classmethod
     def allocate(cls, dtype: torch.dtype, shape: Sequence[int], layout: Any) -> Shared:
-        places = order(shape, dtype, layout)
-        memory = torch.full((places.numel(),), torch.nan if dtype.is_floating_point else 0, dtype=dtype)
-        return cls(memory.view(torch.uint8), dtype, places)
+        memory = torch.full((math.prod(map(int, shape)),), torch.nan if dtype.is_floating_point else 0, dtype=dtype)
+        return cls.of(memory, shape, layout)
 
     @property
-    def elements(self) -> Tensor:
-        return self.memory.view(self.dtype)
+    def dtype(self) -> torch.dtype:
+        return self.elements.dtype
 
     @property
     def shape(self) -> list[int]:
-        return list(self.places.shape)
+        return list(self.view.shape)
 
     def index(self, i: int) -> Shared:
-        assert 0 <= int(i) < self.places.shape[0], f"slot {i} of {self.places.shape[0]}"
-        return Shared(self.memory, self.dtype, self.places[int(i)])
+        assert 0 <= int(i) < self.view.shape[0], f"slot {i} of {self.view.shape[0]}"
+        return Shared(self.elements, self.view[int(i)], self.scattered)
 
     def reshape(self, shape: Sequence[int]) -> Shared:
-        return Shared(self.memory, self.dtype, self.places.reshape(tuple(shape)))
+        return Shared(self.elements, self.view.view(tuple(shape)), self.scattered)
 
     def permute(self, axes: Sequence[int]) -> Shared:
-        return Shared(self.memory, self.dtype, self.places.permute(tuple(axes)))
+        return Shared(self.elements, self.view.permute(tuple(axes)), self.scattered)
 
     def slice(self, start: int, length: int, dim: int = 0) -> Shared:
-        return Shared(self.memory, self.dtype, self.places.narrow(dim, int(start), length))
+        return Shared(self.elements, self.view.narrow(dim, int(start), length), self.scattered)
 
-    def load(self, _layout: Any = None) -> Value:
-        return self.elements[self.places].as_subclass(Value)
+    def load(self, _layout: Any = None) -> Tensor:
+        return self.elements[self.view] if self.scattered else self.view.clone()
 
     def store(self, x: Tensor) -> None:
         assert x.dtype == self.dtype, (x.dtype, self.dtype)
         assert list(x.shape) == self.shape, (x.shape, self.shape)
-        self.elements[self.places] = x.as_subclass(Tensor)
+        if self.scattered:
+            self.elements[self.view] = x
+        else:
+            self.view.copy_(x)
 
 
-def order(shape: Sequence[int], dtype: torch.dtype, layout: Any) -> Tensor:
-    """Where the elements of an allocation lie."""
-    shape = tuple(map(int, shape))
-    places = torch.arange(torch.Size(shape).numel())
-    if isinstance(layout, Swizzled) and dtype in SIXTEEN_BITS and shape[-1] > 64:
-        *lead, rows, columns = shape
-        return places.view(*lead, columns // 64, rows, 64).transpose(-2, -3).reshape(shape)
-    return places.view(shape)
+@functools.cache
+def swizzled(shape: tuple[int, ...]) -> Tensor:
+    """Where the elements of a matrix, or of several, lie: 64 columns side by side, then the next 64."""
+    *lead, rows, columns = shape
+    return torch.arange(math.prod(shape)).view(*lead, columns // 64, rows, 64).transpose(-2, -3).reshape(shape)
 
 
 def static_assert(condition: bool, message: str = "") -> None:
@@ -141,66 +137,68 @@ def static_assert(condition: bool, message: str = "") -> None:
 
 
 def reinterpret(memory: Shared, dtype: torch.dtype, shape: Sequence[int], layout: Any) -> Shared:
-    start = int(memory.places.min()) * memory.dtype.itemsize
-    places = order(shape, dtype, layout)
+    assert not memory.scattered
+    storage = torch.empty(0, dtype=torch.uint8).set_(memory.elements.untyped_storage())
+    start = memory.view.storage_offset() * memory.dtype.itemsize
+    end = start + math.prod(map(int, shape)) * dtype.itemsize
     assert start % dtype.itemsize == 0
-    assert start + places.numel() * dtype.itemsize <= memory.memory.numel(), "beyond the allocation"
-    return Shared(memory.memory, dtype, places + start // dtype.itemsize)
+    assert end <= len(storage), "beyond the allocation"
+    return Shared.of(storage[start:end].view(dtype), shape, layout)
 
 
 def extreme(of_tensors: Any, of_ints: Any, a: Any, b: Any) -> Any:
-    return Int(of_ints(a, b)) if isinstance(a, int) and isinstance(b, int) else of_tensors(value(a), value(b))
+    both_int = isinstance(a, int) and isinstance(b, int)
+    return Int(of_ints(a, b)) if both_int else of_tensors(torch.as_tensor(a), torch.as_tensor(b))
 
 
-def load(pointer: Pointer, mask: Any = None, other: Any = None) -> Value:
+def load(pointer: Pointer, mask: Any = None, other: Any = None) -> Tensor:
     at = torch.as_tensor(pointer.offset)
     if mask is None:
-        return pointer.data[at].as_subclass(Value)
-    at, mask = torch.broadcast_tensors(at.as_subclass(Tensor), torch.as_tensor(mask).as_subclass(Tensor))
-    found = pointer.data[torch.where(mask, at, 0)]
-    return torch.where(mask, found, torch.as_tensor(other, dtype=found.dtype)).as_subclass(Value)
+        return pointer.data[at]
+    at, mask = torch.broadcast_tensors(at, torch.as_tensor(mask))
+    loaded = pointer.data[torch.where(mask, at, 0)]
+    return torch.where(mask, loaded, torch.as_tensor(other, dtype=loaded.dtype))
 
 
 def store(pointer: Pointer, x: Any, mask: Any = True) -> None:
-    at, x, mask = torch.broadcast_tensors(
-        torch.as_tensor(pointer.offset).as_subclass(Tensor),
-        torch.as_tensor(x).as_subclass(Tensor),
-        torch.as_tensor(mask).as_subclass(Tensor),
-    )
+    at, x, mask = torch.broadcast_tensors(*map(torch.as_tensor, (pointer.offset, x, mask)))
     assert x.dtype == pointer.data.dtype, (x.dtype, pointer.data.dtype)
     pointer.data[at[mask]] = x[mask]
 
 
-def upper(x: Tensor, dtype: torch.dtype) -> Value:
-    x = x.as_subclass(Tensor)
+def split(x: Tensor) -> tuple[Tensor, Tensor]:
+    return x[..., 0], x[..., 1]
+
+
+def upper(x: Tensor, dtype: torch.dtype) -> Tensor:
     if dtype == torch.bfloat16:
-        return value((x.view(torch.int32) & -65536).view(torch.float32).to(dtype))
+        return (x.view(torch.int32) & -65536).view(torch.float32).to(dtype)
     near = x.to(dtype)
-    return value(torch.where(near.float().abs() > x.abs(), near.nextafter(torch.zeros_like(near)), near))
+    return torch.where(near.float().abs() > x.abs(), near.nextafter(torch.zeros_like(near)), near)
 
 
-def lower(x: Tensor, dtype: torch.dtype) -> Value:
-    return value((x - upper(x, dtype).float()).to(dtype))
+def lower(x: Tensor, dtype: torch.dtype) -> Tensor:
+    return (x - upper(x, dtype).float()).to(dtype)
 
 
-def remainder(x: Tensor, dtype: torch.dtype) -> Value:
-    return value((x - x.to(dtype).float()).to(dtype))
+def remainder(x: Tensor, dtype: torch.dtype) -> Tensor:
+    return (x - x.to(dtype).float()).to(dtype)
 
 
-def nearest(x: Tensor, dtype: torch.dtype) -> Value:
-    return value(x.to(dtype))
+def nearest(x: Tensor, dtype: torch.dtype) -> Tensor:
+    return x.to(dtype)
 
 
-def rounded(x: Tensor, dtype: torch.dtype) -> Value:
-    return value(x.to(dtype).float())
+def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
+    return x.to(dtype).float()
 
 
-def widened(x: Tensor) -> Value:
-    return value(x.float())
+def widened(x: Tensor) -> Tensor:
+    return x.float()
 
 
-def exchanged(low: Tensor, high: Tensor, lanes: int) -> Value:
+def exchanged(low: Tensor, high: Tensor, lanes: int) -> Tensor:
     """Of (warps, 8, columns), a row for four lanes."""
     row = torch.arange(8)
     across = row ^ (int(lanes) // 4)
-    return value(torch.where((across < row)[:, None], high + high[:, across], low + low[:, across]))
+    return torch.where((across < row)[:, None], high + high[:, across], low + low[:, across])

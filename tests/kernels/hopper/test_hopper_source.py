@@ -45,10 +45,16 @@ def run_on(machine: Machine, monkeypatch: pytest.MonkeyPatch, gate_gradients: bo
     launch_on(machine, monkeypatch)
     found = kernels()
 
+    def forward(arguments: Arguments, options: KernelOptions) -> Any:
+        h, last, saved = found.forward(arguments, options)
+        announced = found.empty_saved(arguments.q, arguments.v, options)
+        assert [(x.shape, x.dtype) for x in saved] == [(x.shape, x.dtype) for x in announced]
+        return h, last, saved
+
     def backward(dh: Any, d_last: Any, arguments: Any, saved: Any, options: KernelOptions) -> Any:
         return found.backward(dh, d_last, arguments, saved, options._replace(gate_gradients=gate_gradients))
 
-    fused = SimpleNamespace(forward=found.forward, backward=backward)
+    fused = SimpleNamespace(forward=forward, backward=backward)
     monkeypatch.setattr(tfla_cases, "chunkwise", fused)
 
 
@@ -67,13 +73,13 @@ def cases() -> list[Any]:
         Case(gate="exp", T=200, d_qk=256, d_hv=128, L=512, states=True, **one),
         Case(gate="exp", T=200, L=128, gates="extreme", **wide, **one),
         Case(gate="sig", T=600, d_qk=256, d_hv=64, L=1024, gates="slow", **one),
-        Case(gate="exp", T=330, batch=1, heads=2, d_qk=64, d_hv=64, L=128, states=True),
-        Case(gate="sig", T=330, batch=1, heads=4, sharing=2, d_qk=64, d_hv=64, L=128),
+        Case(gate="sig_normalized", T=330, batch=1, heads=2, d_qk=64, d_hv=64, L=128, states=True),
+        Case(gate="exp_bare", T=330, batch=1, heads=4, sharing=2, d_qk=64, d_hv=64, L=128),
         # Of row sums in which a pair of steps is not the same number twice, 1% of df or more is noise here.
         Case(gate="sig", T=2048, batch=1, heads=2, d_qk=64, d_hv=64, L=2048, gates="closing"),
         Case(gate="sig", T=2048, batch=1, heads=2, d_qk=64, d_hv=64, L=256, gates="closing"),
         Case(gate="decay_and_step", T=330, L=128, **together),
-        Case(gate="simple_gla", T=200, L=512, states=True, **together),
+        Case(gate="retention", T=200, L=512, states=True, **together),
     ]
     older = [
         Case(gate="sig", T=200, L=128, **wide, **one),
@@ -270,6 +276,24 @@ def test_states_of_several_heads_in_any_order(monkeypatch: pytest.MonkeyPatch):
     assert failures(IN_SEGMENTS, absent=NO_GATE_GRADIENTS) == []
 
 
+def test_what_h_reads_before_it_waits_is_copied_before_the_kernel_it_waits_for(monkeypatch: pytest.MonkeyPatch):
+    """q, k and v that TMA cannot take: h may fetch the copies as soon as the kernel before it has begun."""
+    launched: list[str] = []
+
+    def record(name: str, call: Any) -> Any:
+        return lambda *args, **options: (launched.append(name), call(*args, **options))[1]
+
+    run_on_chip(3, monkeypatch)
+    monkeypatch.setattr(forward, "aligned", record("copy", torch.clone))
+    monkeypatch.setattr(forward, "exponents", record("exponents", forward.exponents))
+    monkeypatch.setattr(forward, "launch_walk", record("h", lambda *_, **__: None))
+    x, _ = draw(SMALL)
+    given = Arguments(*(x[name] for name in ("q", "k", "v", "f", "i")))  # type: ignore[arg-type]
+    forward.forward(given, KernelOptions(tfla_cases.GATES["sig"], -0.3, 512))
+    assert launched[:4] == ["copy", "copy", "copy", "exponents"]
+    assert launched[-1] == "h"
+
+
 @pytest.mark.parametrize(
     ("source", "right", "mistaken"),
     [
@@ -289,6 +313,7 @@ def test_states_of_several_heads_in_any_order(monkeypatch: pytest.MonkeyPatch):
         ("state_walk", "gl.exp2(x - after)", "gl.exp2(x - before)"),  # dv with decay deferred
         ("schedule", "work.first_tile + work.end_tile - 1 - turn", "turn"),  # a walk in the wrong direction
         ("schedule", "end_tile=end,", "end_tile=end - 1,"),  # a tile is left out
+        ("schedule", "return decode_count(schedule.counts.independent) > 1", "return True"),  # states not yet there
         ("normaliser", "norm.parts_ready.wait(turn)", "pass"),
         ("normaliser", "norm.sums_ready.wait(turn)", "pass"),
         ("normaliser", "inputs.ring.consumer_wait(stage)", "pass"),
@@ -364,6 +389,8 @@ def test_a_mistake_shows(source: str, right: str, mistaken: str, monkeypatch: py
         case = {"segment_states": IN_SEGMENTS, "packed_heads": TOGETHER, "tile_gradients": TOGETHER}.get(source, SMALL)
         case = replace(case, gate="exp") if source == "normaliser" else case
         case = replace(case, d_qk=256) if source == "schedule" or "x - after" in right else case  # dv has its own walk
+        if "independent" in right:
+            case = IN_SEGMENTS
         if "store_wait" in right and source in ("segment_states", "tile_gradients"):
             case = SHARED_IN_SEGMENTS
         try:
