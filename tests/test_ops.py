@@ -1,21 +1,17 @@
-"""`tflabench.ops`, the public operations: their types, docstrings and example, and what `choose` says of them."""
+"""`tflabench.ops`, the public operations: their example, and what `choose` says of them."""
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
-import json
 import re
 import subprocess
 import sys
 import textwrap
-import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, get_args
 
 import pytest
 import torch
-from repository import ROOT
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tflabench import ops
@@ -27,31 +23,6 @@ from tflabench.kernels.scalar import reference
 FUNCTIONS = {name: getattr(ops, name) for name in ops.__all__ if inspect.isfunction(getattr(ops, name))}
 SEQUENCES = [name for name, x in FUNCTIONS.items() if "return_last_state" in inspect.signature(x).parameters]
 STEPS = [name for name in FUNCTIONS if name == "step" or name.endswith("_step")]
-every_function = pytest.mark.parametrize("function", FUNCTIONS.values(), ids=FUNCTIONS.keys())
-
-
-def parts(hint: Any, seen: set[Any]) -> Iterator[Any]:
-    """The hint and what it is made of: arguments, and fields of our own classes."""
-    yield hint
-    for part in get_args(hint):
-        if not isinstance(part, (str, int, bool, type(None))):  # what a Literal lists
-            yield from parts(part, seen)
-    fields = hasattr(hint, "_fields") or dataclasses.is_dataclass(hint) or typing.is_typeddict(hint)
-    if fields and hint not in seen:
-        seen.add(hint)
-        for field in typing.get_type_hints(hint).values():
-            yield from parts(field, seen)
-
-
-@every_function
-def test_hints_resolve_and_none_is_any(function):
-    seen: set[Any] = set()
-    for signature in (function, *typing.get_overloads(function)):
-        hints = typing.get_type_hints(signature)
-        assert hints.keys() == {*inspect.signature(signature).parameters, "return"}
-        found = [part for hint in hints.values() for part in parts(hint, seen)]
-        assert Any not in found
-        assert object not in found
 
 
 def test_the_literals_are_what_runs():
@@ -63,84 +34,15 @@ def test_there_are_operations_and_a_step_for_each():
     assert set(STEPS) == {"step" if name == "chunkwise" else f"{name}_step" for name in SEQUENCES}
 
 
-def test_nothing_else_is_public():
-    assert ops.__all__ == sorted(ops.__all__, key=lambda name: (not name.isupper(), name.islower(), name))
-    given = {name for name, x in vars(ops).items() if not name.startswith("_") and not inspect.ismodule(x)}
-    assert given == set(ops.__all__)
-
-
 def test_the_example_runs(capsys):
     (example,) = re.findall(r"runs on any device:\n\n(.*)", inspect.getdoc(ops) or "", re.DOTALL)
     code = textwrap.dedent(example)
-    assert len(code.strip().splitlines()) <= 11
     names: dict[str, Any] = {}
     exec(compile(code, "ops", "exec"), names)
     assert names["h"].shape == (2, 4, 100, 32)
     assert names["h_next"].shape == (2, 4, 32)
     assert all(names[x].grad.isfinite().all() for x in "qkvif")
     assert capsys.readouterr().out == "no kernel runs here: q is on cpu, and kernels need a CUDA device\n"
-
-
-TYPED = """
-from typing import assert_type
-
-from torch import Tensor
-from tflabench import ops
-from tflabench.ops import State
-
-def check(x: Tensor, state: State, flag: bool) -> None:
-    # sequences
-    assert_type(ops.retention(x, x, x), Tensor)
-    assert_type(ops.retention(x, x, x, return_last_state=False), Tensor)
-    assert_type(ops.retention(x, x, x, return_last_state=True, scale=2.0, chunk_size=64), tuple[Tensor, State])
-    assert_type(ops.retention(x, x, x, return_last_state=flag, chunk_size="auto"), Tensor | tuple[Tensor, State])
-    # steps
-    assert_type(ops.choose(x, x, gate=ops.RETENTION).why, str)
-    # wrong
-    ops.retention(x, x, x, chunk_size="any")  # pyright: ignore[reportArgumentType]
-    ops.retention(x, x, x, chunksize=64)  # pyright: ignore[reportCallIssue]
-    ops.retention(x, x, x, implementation="cuda")  # pyright: ignore[reportArgumentType]
-    ops.retention(x, x, x, layout="thbd")  # pyright: ignore[reportArgumentType]
-    ops.retention(x, x, x, config=3)  # pyright: ignore[reportArgumentType]
-    ops.retention(x, x, x, skip=x)  # pyright: ignore[reportCallIssue]
-    ops.retention_step(x, x, x, state, layout="bhtd")  # pyright: ignore[reportCallIssue]
-    ops.retention_step(x, x, x, state, implementation="tfla")  # pyright: ignore[reportArgumentType]
-"""
-SEQUENCE = """
-    assert_type(ops.{name}({given}), Tensor)
-    assert_type(ops.{name}({given}, return_last_state=False, layout="bthd"), Tensor)
-    assert_type(ops.{name}({given}, return_last_state=True, layout="bthd"), tuple[Tensor, State])
-    assert_type(ops.{name}({given}, return_last_state=flag), Tensor | tuple[Tensor, State])
-"""
-
-
-def arguments(function: Callable[..., Any]) -> str:
-    """What a call of it has to give, x for a tensor."""
-    needed = [
-        p for p in inspect.signature(function).parameters.values() if p.default is p.empty and p.kind != p.VAR_KEYWORD
-    ]
-    values = {"state": "state", "gate": "gate=ops.SIMPLE_GLA"}
-    return ", ".join(values.get(p.name, "x") for p in needed)
-
-
-def test_overloads_are_what_a_checker_makes_of_them(tmp_path):
-    """A needless `ignore` is an error, so what is marked wrong is found to be wrong."""
-    pytest.importorskip("pyright", reason="pyright is not installed")
-    code = TYPED.replace(
-        "    # sequences\n", "".join(SEQUENCE.format(name=n, given=arguments(FUNCTIONS[n])) for n in SEQUENCES)
-    )
-    steps = [f"    assert_type(ops.{n}({arguments(FUNCTIONS[n])}, scale=1.0, out=None), Tensor)\n" for n in STEPS]
-    (tmp_path / "typed.py").write_text(code.replace("    # steps\n", "".join(steps)))
-    config = {"include": ["typed.py"], "extraPaths": [str(ROOT)], "typeCheckingMode": "strict"}
-    config |= {"pythonVersion": "3.11", "reportUnnecessaryTypeIgnoreComment": "error"}
-    (tmp_path / "pyrightconfig.json").write_text(json.dumps(config))
-    command = [sys.executable, "-m", "pyright", "--pythonpath", sys.executable, "--outputjson", "-p", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    report = json.loads(done.stdout)
-    assert report["summary"]["filesAnalyzed"] == 1
-    lines = (tmp_path / "typed.py").read_text().splitlines()
-    found = [f"{lines[d['range']['start']['line']].strip()}: {d['message']}" for d in report["generalDiagnostics"]]
-    assert not found, "\n".join(found)
 
 
 def test_the_library_of_kernels_stands_alone():

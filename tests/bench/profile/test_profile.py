@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import json
 import sys
 from dataclasses import replace
 
 import pytest
 from repository import ROOT
-from rich.console import Console
 from typer.testing import CliRunner
 
 from tflabench.bench.machine import Machine
@@ -17,11 +15,10 @@ from tflabench.bench.profile import counters
 from tflabench.bench.profile import point as profiles
 from tflabench.bench.profile.calls import merge
 from tflabench.bench.profile.counters import KernelCounters
-from tflabench.cli import profile as command
 from tflabench.cli.main import app
 from tflabench.figures.looks import GREY
 from tflabench.figures.model import Bars, Curve
-from tflabench.figures.profile import MOST_BARS, draw, short, shortened
+from tflabench.figures.profile import MOST_BARS, draw, shortened
 from tflabench.implementations import registry
 from tflabench.problem import Problem
 from tflabench.selection.points import Point
@@ -318,20 +315,6 @@ def test_a_wrong_count_is_further_from_the_counters(where, name, wrong, monkeypa
     assert any(off)
 
 
-@pytest.mark.parametrize("width", [60, 160])
-def test_the_text_sets_model_and_counters_side_by_side(width):
-    counted = (KernelCounters("outputs", 1, 0.5, 2e9, 3e11, 1e10), KernelCounters("gates", 1, 0.1, 1e8, 0.0, 1e6))
-    expected = (profiles.Expected("gates", 0.1, 1e8, 0.0), profiles.Expected("H", 0.4, 1.9e9, 2.9e11))
-    console = Console(file=io.StringIO(), width=width)
-    for part in command._text(replace(profile(counted), expected=expected)):
-        console.print(part)
-    lines = [line.split() for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
-    pair = ["outputs", "H", "0.4", "0.5", *(["1,900", "2,000"] if width == 160 else []), "290", "300"]
-    assert pair in lines
-    assert ["kernel_2", "1", "0.3", "50.0%"] in lines
-    assert any(line[:1] == ["measured"] and "2,100" in line and line[-1] == "1.3" for line in lines)
-
-
 def test_what_the_calibrated_model_does_not_know_is_left_out():
     sizes = Problem(16, 16, 4096, 128, 256, chunk_size=256)
     ceilings = Ceilings(1e12, 1e11, "measured", "test")
@@ -348,18 +331,6 @@ def test_many_parts_are_summed_under_the_last_bar():
     assert len(shown) == MOST_BARS + 1
     assert shown[-1][0] == "5 others"
     assert sum(ms for _, ms in shown) == pytest.approx(sum(0.1 * (n + 1) for n in range(MOST_BARS + 5)))
-
-
-def test_names_are_cut_to_what_tells_them_apart():
-    assert (
-        short("void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>>(int)") == "FillFunctor"
-    )
-    assert short("void at::<unnamed>::CatArrayBatchedCopy<at::OpaqueType<4>>(T1 *)") == "CatArrayBatchedCopy"
-    assert short("void at::native::(anonymous namespace)::CatArrayBatchedCopy<int>()") == "CatArrayBatchedCopy"
-    assert short("nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_NNT") == "nvjet_sm90_tst_256x128_64…"
-    assert short("a_kernel_with_a_long_name #2", 20) == "a_kernel_with_a_… #2"
-    assert short("aten::bmm") == "aten::bmm"
-    assert short("_outputs") == "_outputs"
 
 
 @pytest.mark.parametrize(
