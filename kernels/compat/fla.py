@@ -118,15 +118,9 @@ def chunk_retention(
     chunk_size: int | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Compute `chunk_simple_gla` with RetNet's decays, 1 - 2^(-5 - h) for head h."""
-    return chunk_simple_gla(
-        *(q, k, v),
-        g_gamma=retnet_log_decays(heads_of(v, "bthd"), v.device, torch.promote_types(v.dtype, torch.float32)),
-        scale=scale,
-        initial_state=initial_state,
-        output_final_state=output_final_state,
-        cu_seqlens=cu_seqlens,
-        chunk_size=chunk_size,
-    )
+    g_gamma = retnet_log_decays(heads_of(v, "bthd"), v.device, torch.promote_types(v.dtype, torch.float32))
+    given = scale, initial_state, output_final_state
+    return chunk_simple_gla(q, k, v, None, g_gamma, *given, cu_seqlens=cu_seqlens, chunk_size=chunk_size)
 
 
 def chunk_lightning_attn(
@@ -143,15 +137,9 @@ def chunk_lightning_attn(
     chunk_size: int | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Compute `chunk_simple_gla` with Lightning attention's decays, exp(-8 h / H (1 - layer_idx / num_layers))."""
-    return chunk_simple_gla(
-        *(q, k, v),
-        g_gamma=-lightning_slopes(heads_of(v, "bthd"), layer_idx, num_layers, device=v.device),
-        scale=scale,
-        initial_state=initial_state,
-        output_final_state=output_final_state,
-        cu_seqlens=cu_seqlens,
-        chunk_size=chunk_size,
-    )
+    g_gamma = -lightning_slopes(heads_of(v, "bthd"), layer_idx, num_layers, device=v.device)
+    given = scale, initial_state, output_final_state
+    return chunk_simple_gla(q, k, v, None, g_gamma, *given, cu_seqlens=cu_seqlens, chunk_size=chunk_size)
 
 
 def chunk_gla(
@@ -227,12 +215,5 @@ def fused_recurrent_gla(
     g = torch.zeros_like(q) if gk is None else gk
     if reverse:
         q, k, v, g = (x.flip(1) for x in (q, k, v, g))
-    o, last = chunk_gla(
-        *(q, k, v, g),
-        scale=scale,
-        initial_state=initial_state,
-        output_final_state=output_final_state,
-        state_v_first=state_v_first,
-        cu_seqlens=cu_seqlens,
-    )
+    o, last = chunk_gla(q, k, v, g, scale, initial_state, output_final_state, state_v_first, cu_seqlens)
     return o.flip(1) if reverse else o, last

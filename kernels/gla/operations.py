@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypedDict, Unpack, overload
+from typing import TypedDict, Unpack
 
 from torch import Tensor
 
-from tflabench.kernels.api import compute
+from tflabench.kernels.api import compute, operation
 from tflabench.kernels.checks import check_no_others
 from tflabench.kernels.state import State
 from tflabench.kernels.step import StepOptions, compute_step
@@ -34,15 +34,7 @@ class GlaOptions(TypedDict, total=False):
     implementation: GlaImplementation
 
 
-@overload
-def gla(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor, *,
-    return_last_state: Literal[False] = False, **options: Unpack[GlaOptions],
-) -> Tensor: ...  # fmt: skip
-@overload
-def gla(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor, *, return_last_state: Literal[True], **options: Unpack[GlaOptions]
-) -> tuple[Tensor, State]: ...
+@operation
 def gla(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, *, return_last_state: bool = False, **options: Unpack[GlaOptions]
 ) -> Tensor | tuple[Tensor, State]:

@@ -16,13 +16,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple, Required, TypedDict, Unpack
+from typing import TypedDict, Unpack
 
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid, pad, softplus
 
-from tflabench.kernels.common.tensors import rounded, scan, shared, unflatten, weight
+from tflabench.kernels.common.tensors import rounded, scale_of, scan, shared, unflatten, weight
 from tflabench.kernels.state import State, zero_state
 from tflabench.kernels.types import Gate
 
@@ -80,22 +80,12 @@ class ReferenceOptions(TypedDict, total=False):
     """Keywords of all forms.
 
     Attributes:
-        gate: which gates, with a normaliser or without; needed.
         scale: of q; None, the default, is 1/sqrt(d_qk).
         exact_normalizer_gradient: let gradients flow through the normaliser too; False is the default.
     """
 
-    gate: Required[Gate]
     scale: float | None
     exact_normalizer_gradient: bool
-
-
-class _ReferenceOptions(NamedTuple):
-    """`ReferenceOptions` with their defaults."""
-
-    gate: Gate
-    scale: float | None = None
-    exact_normalizer_gradient: bool = False
 
 
 def recurrent(
@@ -105,6 +95,8 @@ def recurrent(
     f: Tensor,
     i: Tensor | None = None,
     initial: State | None = None,
+    *,
+    gate: Gate,
     **options: Unpack[ReferenceOptions],
 ) -> tuple[Tensor, State]:
     """Compute the recurrence step by step (TFLA paper, eqs. 1-9).
@@ -114,23 +106,19 @@ def recurrent(
         v: (B, H, T, d_hv), of the dtype of q.
         f, i: gate pre-activations (B, H, T), or as `gate` says.
         initial: state before the first step; None is `zero_state`.
+        gate: which gates, with a normaliser or without.
         options: see `ReferenceOptions`.
 
     Returns:
         h (B, H, T, d_hv) in the dtype of q, and the state after the last step in float32 (float64 for float64).
     """
-    gate, scale, exact_normalizer_gradient = _ReferenceOptions(**options)
     work = torch.promote_types(q.dtype, torch.float32)
     log_f, log_i = log_gates(gate, f, i, v)
     state = _start(q, v, gate, initial)
     h: list[Tensor] = []
     for t in range(q.shape[2]):
         q_t, k_t, v_t = (x[:, :, t].to(work) for x in (q, k, v))
-        h_t, state = step(
-            *(q_t, k_t, v_t, log_f[..., t], log_i[..., t], state),
-            scale=scale,
-            exact_normalizer_gradient=exact_normalizer_gradient,
-        )
+        h_t, state = step(q_t, k_t, v_t, log_f[..., t], log_i[..., t], state, **options)
         h.append(h_t)
     return torch.stack(h, dim=2).to(q.dtype), state
 
@@ -160,7 +148,7 @@ def step(
         m = torch.maximum(log_f + m_before, log_i).clamp(min=M_FLOOR).detach()
     keep, write = torch.exp(log_f + m_before - m)[..., None], torch.exp(log_i - m)[..., None]
     C = keep[..., None] * C_before + (write * k)[..., :, None] * v[..., None, :]
-    q = q * _scale(scale, q)
+    q = q * scale_of(scale, q)
     h = (q[..., None, :] @ C).squeeze(-2)
     if n is not None:
         n = keep * n + write * k
@@ -186,10 +174,12 @@ def parallel(
     f: Tensor,
     i: Tensor | None = None,
     initial: State | None = None,
+    *,
+    gate: Gate,
     **options: Unpack[ReferenceOptions],
 ) -> tuple[Tensor, State]:
     """Compute all steps at once, H = ((Q K^T * D) / n) V with D (T, T): one chunk. Arguments as for `recurrent`."""
-    return chunkwise(q, k, v, f, i, initial, chunk_size=q.shape[2], **options)
+    return chunkwise(q, k, v, f, i, initial, gate=gate, chunk_size=q.shape[2], **options)
 
 
 def chunkwise(
@@ -200,6 +190,7 @@ def chunkwise(
     i: Tensor | None = None,
     initial: State | None = None,
     *,
+    gate: Gate,
     chunk_size: int = 64,
     state_dtype: torch.dtype | None = None,
     **options: Unpack[ReferenceOptions],
@@ -210,7 +201,6 @@ def chunkwise(
         chunk_size: L, any value >= 1; the last chunk may be shorter.
         state_dtype: what the chunks' states C are rounded to where the outputs read them; None keeps them as they are.
     """
-    gate, scale, exact_normalizer_gradient = _ReferenceOptions(**options)
     T, dtype = q.shape[2], q.dtype
     L = min(chunk_size, T)
     work = torch.promote_types(dtype, torch.float32)
@@ -244,14 +234,14 @@ def chunkwise(
     m = torch.zeros_like(b)
     if gate.stabilized:
         m = torch.maximum(state, D.amax(-1)).clamp(min=M_FLOOR).detach()
-    scale = _scale(scale, q)
+    scale = scale_of(options.get("scale"), q)
     state_weight = scale * weight(state - m)
     P = (q @ k.transpose(-1, -2)) * (scale * weight(D - m[..., None]))
     C_read = C_before if state_dtype is None else rounded(C_before, state_dtype)
     h = rounded(P, dtype) @ v + state_weight[..., None] * (q @ rounded(C_read, dtype))
     if n_before is not None:
         n_dot_q = P.sum(-1) + state_weight * (q @ n_before[..., None]).squeeze(-1)
-        h = h / _denominator(n_dot_q, m, exact_normalizer_gradient)[..., None]
+        h = h / _denominator(n_dot_q, m, options.get("exact_normalizer_gradient", False))[..., None]
     return h.flatten(2, 3)[:, :, :T].to(dtype), last
 
 
@@ -267,10 +257,6 @@ def _start(q: Tensor, v: Tensor, gate: Gate, initial: State | None) -> State:
         None if n is None else n.to(work),
         None if m is None else m.detach().to(work).clamp(min=M_FLOOR),
     )
-
-
-def _scale(scale: float | None, q: Tensor) -> float:
-    return q.shape[-1] ** -0.5 if scale is None else scale
 
 
 def _log_weights(log_f: Tensor, log_i: Tensor) -> Tensor:
