@@ -110,28 +110,22 @@ def _kernels_and_options(
     Args:
         fake: sizes may be symbols, which have no hash, so what runs is worked out anew.
     """
-    _, _, state_dtype, config = _setups[setup]
+    implementation, _, state_dtype, config = _setups[setup]
     gate = gate_of(setup, temperature)
     key = None if fake else (q.shape, v.shape, q.dtype, q.device, temperature, chunk_size, backward, setup)
     found = None if key is None else _resolved.get(key)
     if found is None:
-        found = _resolve(q, v, gate, chunk_size, backward, setup)
+        given = None if chunk_size is None else int(chunk_size)
+        choice = resolve(
+            q, v, gate=gate, implementation=implementation, chunk_size=given, backward=backward, config=config
+        )
+        found = choice[:2]
         if len(_resolved) >= MOST:
             _resolved.clear()
         if key is not None:
             _resolved[key] = found
     name, L = found
     return kernels_of(gate.family, name), KernelOptions(gate, scale, L, state_dtype, config, **asked)
-
-
-def _resolve(q: Tensor, v: Tensor, gate: Gating, chunk_size: int | None, backward: bool, setup: str) -> tuple[str, int]:
-    """Return the name of the kernels that run, and their chunk size."""
-    implementation, _, _, config = _setups[setup]
-    given = None if chunk_size is None else int(chunk_size)
-    name, L, _ = resolve(
-        q, v, gate=gate, implementation=implementation, chunk_size=given, backward=backward, config=config
-    )
-    return name, L
 
 
 def _split(states: Sequence[Any], gate: Gating) -> tuple[State, Sequence[Any]]:

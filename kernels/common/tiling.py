@@ -42,6 +42,16 @@ def fitting(chunk_size: int, T: int) -> int:
     return min(chunk_size, max(16, next_power_of_2(T))) if chunk_size > T else chunk_size
 
 
+def refuses_sizes(d_qk: int, d_hv: int, chunk_size: int | None) -> str | None:
+    """Return why Triton kernels do not take these sizes, or None if they do; a chunk size of None is left to them."""
+    for name, d in (("d_qk", d_qk), ("d_hv", d_hv)):
+        if d % 16 or not 16 <= d <= 1024:
+            return f"takes a {name} that is a multiple of 16 up to 1024, not {d}"
+    if chunk_size is not None and (chunk_size < 16 or chunk_size % 16):
+        return f"takes a chunk_size that is a multiple of 16, its smallest tile, not {chunk_size}"
+    return None
+
+
 def largest_tile(chunk_size: int, limit: int) -> int:
     """Return the largest power of two up to `limit` that divides the chunk size."""
     return min(chunk_size & -chunk_size, limit)

@@ -12,7 +12,7 @@ from tflabench.kernels.common.device import float32_precision
 from tflabench.kernels.common.places import Places, places_of_chunks
 from tflabench.kernels.common.rows import Rows, rows
 from tflabench.kernels.common.sizes import Sizes
-from tflabench.kernels.gla.plan import Plan
+from tflabench.kernels.gla.plan import GlaPlan
 
 
 class GlaCall(NamedTuple):
@@ -22,7 +22,7 @@ class GlaCall(NamedTuple):
         places: of documents, whose chunks are tiles of these; None for sequences.
     """
 
-    plan: Plan
+    plan: GlaPlan
     scale: float
     precision: str
     places: Places | None = None
@@ -36,7 +36,7 @@ class GlaCall(NamedTuple):
         if options.bounds:
             places = places_of_chunks(options.bounds, chunk_size, q.device)
             sizes, chunk_size = sizes._replace(steps=places.count), places.tile
-        plan = Plan.of(sizes, chunk_size, dtype, device.multiprocessors(q.device))
+        plan = GlaPlan.of(sizes, chunk_size, dtype, device.multiprocessors(q.device))
         return GlaCall(plan, options.scale, float32_precision(q.dtype), places)
 
     def rows(self, x: Tensor) -> Rows:

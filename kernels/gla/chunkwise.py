@@ -56,7 +56,7 @@ def refuses(q: Tensor, v: Tensor, *, gate: Gating, chunk_size: int, config: obje
     if reason := refuses_device(q):
         return reason
     dtype = str(q.dtype).removeprefix("torch.")
-    if reason := refuses_dtype(dtype, tiling.DTYPES) or plans.refuses_sizes(q.shape[-1], v.shape[-1], chunk_size):
+    if reason := refuses_dtype(dtype, tiling.DTYPES) or tiling.refuses_sizes(q.shape[-1], v.shape[-1], chunk_size):
         return reason
     return None if config is None else f"takes no config, not a {type(config).__name__}"
 

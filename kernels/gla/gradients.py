@@ -37,7 +37,7 @@ from tflabench.kernels.common.contract import Arguments
 from tflabench.kernels.common.cover import cdiv
 from tflabench.kernels.common.launching import enqueue
 from tflabench.kernels.common.rows import load_matrix, load_rows, load_vector, store_matrix, store_rows
-from tflabench.kernels.gla.plan import GRADIENT_STAGES, Plan
+from tflabench.kernels.gla.plan import GRADIENT_STAGES, GlaPlan
 
 from .call import GlaCall
 from .outputs import OutputSizes
@@ -326,7 +326,7 @@ def gradients(
     return dq, dk, dg
 
 
-def _passing(plan: Plan, crossing: Tensor, ending: Tensor, beginning: Tensor) -> Tensor:
+def _passing(plan: GlaPlan, crossing: Tensor, ending: Tensor, beginning: Tensor) -> Tensor:
     """Return what passes each tile, (B * H, tiles, d_qk)."""
     missing = -plan.tiles % plan.chunk_tiles
     chunks = (plan.batch * plan.heads, plan.chunks, plan.chunk_tiles, plan.d_qk)

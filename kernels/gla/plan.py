@@ -72,7 +72,7 @@ class Blocks:
 
 
 @dataclass(frozen=True)
-class Plan:
+class GlaPlan:
     """Say how a call is run.
 
     Attributes:
@@ -93,7 +93,7 @@ class Plan:
     programs: int
 
     @staticmethod
-    def of(sizes: Sizes, chunk_size: int, dtype: str, multiprocessors: int) -> Plan:
+    def of(sizes: Sizes, chunk_size: int, dtype: str, multiprocessors: int) -> GlaPlan:
         """Return the plan of a call.
 
         Args:
@@ -101,7 +101,7 @@ class Plan:
         """
         batch, heads, _, T, d_qk, d_hv = sizes
         L = fitting(chunk_size, T)
-        return Plan(
+        return GlaPlan(
             *(batch, heads, T, d_qk, d_hv),
             chunk_size=L,
             blocks=Blocks.for_shape(d_qk, d_hv, 4 if dtype == "float32" else 2, L),
@@ -137,16 +137,6 @@ class Plan:
 def default_chunk_size(d_qk: int, d_hv: int) -> int:
     """Return the chunk size where none is given, of sequences that are as long: states cost bytes, chunks FLOPs."""
     return 128 if d_qk * d_hv <= 128 * 128 else 256
-
-
-def refuses_sizes(d_qk: int, d_hv: int, chunk_size: int | None) -> str | None:
-    """Return why the kernels do not take these sizes, or None if they do; a chunk size of None is left to them."""
-    for name, d in (("d_qk", d_qk), ("d_hv", d_hv)):
-        if d % 16 or not 16 <= d <= 1024:
-            return f"takes a {name} that is a multiple of 16 up to 1024, not {d}"
-    if chunk_size is not None and (chunk_size < 16 or chunk_size % 16):
-        return f"takes a chunk_size that is a multiple of 16, its smallest tile, not {chunk_size}"
-    return None
 
 
 def _block(d: int, limit: int) -> int:

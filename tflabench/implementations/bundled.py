@@ -293,7 +293,7 @@ def refuse_gla(problem: Problem, device: str) -> str | None:
     """Return why the Triton kernels of GLA cannot run this, or None."""
     if reason := refuse_kernels(problem, device) or refuses_dtype(problem.dtype, tiling.DTYPES):
         return reason
-    return gla_plan.refuses_sizes(problem.d_qk, problem.d_hv, problem.chunk_size)
+    return tiling.refuses_sizes(problem.d_qk, problem.d_hv, problem.chunk_size)
 
 
 def refuse_delta(problem: Problem, device: str) -> str | None:

@@ -10,6 +10,7 @@ from functools import cache, lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
+from tflabench.kernels.common import tiling
 from tflabench.kernels.common.cover import cdiv, next_power_of_2
 from tflabench.kernels.common.sizes import USUAL, Device, Sizes, shared_memory
 from tflabench.kernels.common.tiling import (
@@ -285,16 +286,11 @@ def refuses_sizes(d_qk: int, d_hv: int, chunk_size: int | None, levels: int) -> 
         chunk_size: L; None where it is left to the kernels.
         levels: 2 for xl_chunk; 1 for limit_chunk, whose chunk is one tile.
     """
-    for name, d in (("d_qk", d_qk), ("d_hv", d_hv)):
-        if d % 16 or not 16 <= d <= 1024:
-            return f"takes a {name} that is a multiple of 16 up to 1024, not {d}"
-    if chunk_size is None:
-        return None
-    if levels == 1 and chunk_size not in ONE_LEVEL_CHUNK_SIZES:
-        return f"takes a chunk_size that is one tile, 16, 32, 64 or 128, not {chunk_size}"
-    if chunk_size < 16 or chunk_size % 16:
-        return f"takes a chunk_size that is a multiple of 16, its smallest tile, not {chunk_size}"
-    return None
+    if levels == 2:
+        return tiling.refuses_sizes(d_qk, d_hv, chunk_size)
+    refused = chunk_size is not None and chunk_size not in ONE_LEVEL_CHUNK_SIZES
+    why = f"takes a chunk_size that is one tile, 16, 32, 64 or 128, not {chunk_size}" if refused else None
+    return tiling.refuses_sizes(d_qk, d_hv, None) or why
 
 
 def takes_documents(sizes: Sizes, device: Device, lengths: list[int], *, states: bool, levels: int) -> bool:
