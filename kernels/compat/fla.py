@@ -1,4 +1,4 @@
-"""GLA, Simple GLA, Retention and Lightning attention as flash-linear-attention (0.6) calls them.
+"""GLA, Simple GLA, Retention, Lightning attention and the delta rules as flash-linear-attention (0.6) calls them.
 
     from tflabench.kernels.compat.fla import chunk_simple_gla   # was: from fla.ops.simple_gla import chunk_simple_gla
 
@@ -9,13 +9,15 @@ refused and not passed over, and a `chunk_size` is only needed to override what 
 from __future__ import annotations
 
 import warnings
-from typing import TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 import torch
 from torch import Tensor
+from torch.nn.functional import softplus
 
 from tflabench.kernels.api import Options, compute
 from tflabench.kernels.checks import check_sequence, check_tensor, heads_of
+from tflabench.kernels.delta.operations import delta_net, gated_delta_net
 from tflabench.kernels.gla.gating import GLA
 from tflabench.kernels.scalar.operations import lightning_slopes, retnet_log_decays
 from tflabench.kernels.state import State
@@ -217,3 +219,195 @@ def fused_recurrent_gla(
         q, k, v, g = (x.flip(1) for x in (q, k, v, g))
     o, last = chunk_gla(q, k, v, g, scale, initial_state, output_final_state, state_v_first, cu_seqlens)
     return o.flip(1) if reverse else o, last
+
+
+def _delta_rule(
+    inputs: tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor],
+    states: tuple[Tensor | None, bool, bool],
+    *,
+    normalize: bool,
+    sigmoid: bool = False,
+    negative: bool = False,
+    **options: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """Return o and the last state, or None, of a delta rule.
+
+    Args:
+        inputs: q, k, v, g or None, and beta.
+        states: as in `_computed`.
+        normalize: q and k are divided by their norms.
+        sigmoid, negative: beta is given before a sigmoid; it is twice that. One that is given as it is may be up to 2.
+    """
+    q, k, v, g, beta = inputs
+    initial, with_last, v_first = states
+    if negative and not sigmoid:
+        raise ValueError("allow_neg_eigval is True: it must be False without use_beta_sigmoid_in_kernel")
+    if sigmoid:
+        beta = check_tensor("beta", beta, v, "v").float().sigmoid() * (2 if negative else 1)
+    check_sequence("v", v, "bthd")
+    initial = _transposed(initial, v, v_first)
+    options |= {
+        "layout": "bthd",
+        "initial_state": None if initial is None else State(initial),
+        "l2_normalize": normalize,
+        "beta_max": 1 if sigmoid and not negative else 2,
+        "return_last_state": True,
+    }
+    o, last = delta_net(q, k, v, beta, **options) if g is None else gated_delta_net(q, k, v, g, beta, **options)
+    return o, (last.C.mT if v_first else last.C) if with_last else None
+
+
+def _log_decay(g: Tensor, A_log: Tensor | None, dt_bias: Tensor | None) -> Tensor:
+    """Return -exp(A_log) softplus(g + dt_bias) of g (B, T, H), float32."""
+    if A_log is None:
+        raise ValueError("A_log is None: it must be a tensor with use_gate_in_kernel")
+    g = g.float() if dt_bias is None else g.float() + dt_bias.float()
+    return -A_log.float().exp() * softplus(g)
+
+
+def chunk_delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    cu_seqlens: Tensor | None = None,
+    cu_seqlens_cpu: Tensor | None = None,
+    *,
+    chunk_size: int | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """Compute DeltaNet: o_t = scale S_t^T q_t, S_t = S_{t-1} + beta_t k_t (v_t - S_{t-1}^T k_t)^T.
+
+    Args:
+        q, k: (B, T, H, d_qk); v: (B, T, H_v, d_hv), H_v a multiple of H.
+        beta: (B, T, H_v), from 0 to 2.
+        use_qk_l2norm_in_kernel: divide q and k by their norms.
+        scale, initial_state, output_final_state, cu_seqlens, chunk_size: as in `chunk_simple_gla`.
+
+    Returns:
+        o (B, T, H_v, d_hv) and the final state, float32, or None.
+    """
+    return _delta_rule(
+        (q, k, v, None, beta),
+        (initial_state, output_final_state, False),
+        normalize=use_qk_l2norm_in_kernel,
+        scale=scale,
+        cu_seqlens=_offsets(cu_seqlens, cu_seqlens_cpu),
+        chunk_size="auto" if chunk_size is None else chunk_size,
+    )
+
+
+def fused_recurrent_delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor | None = None,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    cu_seqlens: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """Compute `chunk_delta_rule`; a beta of None is 1."""
+    beta = v.new_ones(v.shape[:-1]) if beta is None else beta
+    states = initial_state, output_final_state
+    return chunk_delta_rule(q, k, v, beta, scale, *states, use_qk_l2norm_in_kernel, cu_seqlens)
+
+
+def chunk_gated_delta_rule(  # noqa: PLR0913  fla's arguments
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    use_beta_sigmoid_in_kernel: bool = False,
+    allow_neg_eigval: bool = False,
+    state_v_first: bool = False,
+    cu_seqlens: Tensor | None = None,
+    cu_seqlens_cpu: Tensor | None = None,
+    chunk_indices: Tensor | None = None,
+    cp_context: None = None,
+    *,
+    use_gate_in_kernel: bool = False,
+    A_log: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    chunk_size: int | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """Compute Gated DeltaNet: o_t = scale S_t^T q_t, S_t = d_t S_{t-1} + beta_t k_t (v_t - d_t S_{t-1}^T k_t)^T.
+
+    Args:
+        q, k: (B, T, H, d_qk); v: (B, T, H_v, d_hv), H_v a multiple of H.
+        g: log decays (B, T, H_v), d_t = exp(g_t); with `use_gate_in_kernel` -exp(A_log) softplus(g + dt_bias) are.
+        beta: (B, T, H_v), from 0 to 2; with `use_beta_sigmoid_in_kernel` before a sigmoid, and with `allow_neg_eigval`
+            twice that.
+        use_qk_l2norm_in_kernel: divide q and k by their norms.
+        scale, initial_state, output_final_state, state_v_first, cu_seqlens, chunk_size: as in `chunk_simple_gla`.
+        chunk_indices: of no effect.
+        cp_context: None: a sequence is on one GPU.
+        A_log, dt_bias: (H_v,).
+
+    Returns:
+        o (B, T, H_v, d_hv) and the final state, float32, or None.
+    """
+    del chunk_indices
+    if cp_context is not None:
+        raise ValueError("cp_context is given: it must be None, these kernels have a whole sequence")
+    return _delta_rule(
+        (q, k, v, _log_decay(g, A_log, dt_bias) if use_gate_in_kernel else g, beta),
+        (initial_state, output_final_state, state_v_first),
+        normalize=use_qk_l2norm_in_kernel,
+        sigmoid=use_beta_sigmoid_in_kernel,
+        negative=allow_neg_eigval,
+        scale=scale,
+        cu_seqlens=_offsets(cu_seqlens, cu_seqlens_cpu),
+        chunk_size="auto" if chunk_size is None else chunk_size,
+    )
+
+
+def fused_recurrent_gated_delta_rule(  # noqa: PLR0913  fla's arguments
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None = None,
+    gk: Tensor | None = None,
+    gv: Tensor | None = None,
+    beta: Tensor | None = None,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    use_gate_in_kernel: bool = False,
+    A_log: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    use_beta_sigmoid_in_kernel: bool = False,
+    allow_neg_eigval: bool = False,
+    state_v_first: bool = False,
+    cu_seqlens: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """Compute `chunk_gated_delta_rule`; a g of None is no decay, a beta of None is 1. gk and gv must be None."""
+    if gk is not None or gv is not None:
+        name = "gk" if gv is None else "gv"
+        raise ValueError(f"{name} is a tensor: it must be None, these kernels have one decay a head and step")
+    return chunk_gated_delta_rule(
+        *(q, k, v),
+        v.new_zeros(v.shape[:-1]) if g is None else g,
+        v.new_ones(v.shape[:-1]) if beta is None else beta,
+        scale=scale,
+        initial_state=initial_state,
+        output_final_state=output_final_state,
+        use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
+        use_beta_sigmoid_in_kernel=use_beta_sigmoid_in_kernel,
+        allow_neg_eigval=allow_neg_eigval,
+        state_v_first=state_v_first,
+        cu_seqlens=cu_seqlens,
+        use_gate_in_kernel=use_gate_in_kernel,
+        A_log=A_log,
+        dt_bias=dt_bias,
+    )

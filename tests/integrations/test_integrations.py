@@ -469,20 +469,27 @@ def test_functions_of_fla_are_ours_wherever_they_were_imported():
             fla.chunk_retention(q, k, v)
             fla.chunk_lightning_attn(q, k, v, 0, 4)
             fla.fused_chunk_retention(q, k, v)
-            assert handle.calls == 6
+            naive_delta = library("fla.ops.gated_delta_rule.naive").naive_recurrent_gated_delta_rule
+            delta = library("fla.layers.gated_deltanet").chunk_gated_delta_rule
+            unit, beta = torch.nn.functional.normalize(k, dim=-1), torch.rand(2, 45, 2)
+            o, state = delta(q, unit, v, g=g, beta=beta, initial_state=start, output_final_state=True)
+            wanted, last = naive_delta(q, unit, v, beta, g, initial_state=start.float(), output_final_state=True)
+            torch.testing.assert_close(o, wanted, atol=SAME, rtol=1e-4)
+            torch.testing.assert_close(state, last, atol=SAME, rtol=1e-4)
+            assert handle.calls == 7
             with pytest.raises(Exception, match=r"."):  # its own, which needs a GPU
                 fla.chunk_simple_gla(q, k, v, g=g, g_gamma=-torch.rand(2))
-            assert handle.calls == 6
+            assert handle.calls == 7
             assert handle.left["chunk_simple_gla, in some calls"] == "it has both g and g_gamma"
             with pytest.raises(Exception, match=r"."):
                 fla.chunk_gla(q[..., :12], k[..., :12], v, g=decays[..., :12])
-            assert handle.calls == 6
+            assert handle.calls == 7
             assert "multiple of 16" in handle.left["chunk_gla, in some calls"]
             kept = fla.chunk_simple_gla
         assert fla.chunk_simple_gla is layer.chunk_simple_gla is user.chunk_simple_gla is original
     with pytest.raises(Exception, match=r"."):  # who kept it has fla's again
         kept(q, k, v, g)
-    assert handle.calls == 6
+    assert handle.calls == 7
     assert "fused_recurrent_simple_gla" in handle.left
 
 

@@ -1,4 +1,4 @@
-"""flash-linear-attention: GLA, Simple GLA, Retention and Lightning attention, wherever modules have them."""
+"""flash-linear-attention: GLA, Simple GLA, Retention, Lightning attention, the delta rules, in all modules."""
 
 from __future__ import annotations
 
@@ -15,10 +15,13 @@ REPLACED = {
     "chunk_simple_gla": ours.chunk_simple_gla,
     "chunk_retention": ours.chunk_retention,
     "chunk_lightning_attn": ours.chunk_lightning_attn,
+    "chunk_delta_rule": ours.chunk_delta_rule,
+    "chunk_gated_delta_rule": ours.chunk_gated_delta_rule,
     "fused_chunk_simple_gla": ours.chunk_simple_gla,
     "fused_chunk_retention": ours.chunk_retention,
 }
-LAYERS = ("gla", "simple_gla", "multiscale_retention", "yoco")  # modules that have these functions
+# Modules that have these functions.
+LAYERS = ("gla", "simple_gla", "multiscale_retention", "yoco", "delta_net", "gated_deltanet")
 STEPS = "its kernel for single tokens and short sequences; it continues from the states that ours return"
 ATTENTION = "it returns attention scores, which ours never have"
 LEFT = {
@@ -27,6 +30,8 @@ LEFT = {
     "fused_recurrent_simple_gla": STEPS,
     "fused_recurrent_retention": STEPS,
     "fused_recurrent_lightning_attn": STEPS,
+    "fused_recurrent_delta_rule": STEPS,
+    "fused_recurrent_gated_delta_rule": STEPS,
     "parallel_simple_gla": ATTENTION,
     "parallel_retention": ATTENTION,
 }
@@ -48,6 +53,8 @@ def refuses(given: dict[str, Any]) -> str | None:
         return "it has keywords that fla is giving up"
     if given.get("g") is not None and given.get("g_gamma") is not None:
         return "it has both g and g_gamma"
+    if given.get("cp_context") is not None:
+        return "it has a part of a sequence"
     if any(given[name].shape[-1] % 16 for name in "qv"):
         return "a head dimension is no multiple of 16: ours would run in plain PyTorch"
     return None

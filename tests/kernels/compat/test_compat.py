@@ -94,6 +94,42 @@ def test_packed_sequences_do_not_meet(constant, states):
     assert_same(torch.autograd.grad((o * weight).sum(), x), torch.autograd.grad((wanted * weight).sum(), x))
 
 
+def gated_delta_rule(q, k, v, g, beta, start=None, scale=None) -> tuple[Tensor, Tensor]:
+    """(B, T, H, ...) step by step."""
+    S = q.new_zeros(q.shape[0], v.shape[2], q.shape[3], v.shape[3]) if start is None else start
+    q, k = (x.repeat_interleave(v.shape[2] // x.shape[2], 2) for x in (q, k))
+    o = []
+    for t in range(q.shape[1]):
+        S = g[:, t, :, None, None].exp() * S
+        error = beta[:, t, :, None] * (v[:, t] - torch.einsum("bhk,bhkv->bhv", k[:, t], S))
+        S = S + k[:, t, :, :, None] * error[:, :, None]
+        o.append(torch.einsum("bhk,bhkv->bhv", q[:, t] * (scale or q.shape[3] ** -0.5), S))
+    return torch.stack(o, 1), S
+
+
+@pytest.mark.parametrize("name", ["chunk", "fused_recurrent"])
+def test_delta_rules_with_all_that_fla_makes_of_their_inputs(name):
+    q, k, v, g = inputs()
+    q, k = q[:, :, :2], torch.nn.functional.normalize(k[:, :, :2], dim=-1, eps=1e-12)
+    start, beta = torch.randn(BATCH, HEADS, D_QK, D_HV).double(), torch.randn(BATCH, T, HEADS).double()
+    gated, plain = (getattr(fla, f"{name}_{kind}delta_rule") for kind in ("gated_", ""))
+    given = {"scale": 0.3, "output_final_state": True}
+    found = gated(q, k, v, g=g, beta=beta.sigmoid(), initial_state=start, **given)
+    assert_same(found, gated_delta_rule(q, k, v, g, beta.sigmoid(), start, 0.3), 1e-6)
+    found = plain(q, k, v, 2 * beta.sigmoid(), initial_state=start, **given)
+    assert_same(found, gated_delta_rule(q, k, v, 0 * g, 2 * beta.sigmoid(), start, 0.3), 1e-6)
+    A_log, dt_bias = torch.randn(HEADS), torch.randn(HEADS)
+    in_kernel = {"use_gate_in_kernel": True, "use_beta_sigmoid_in_kernel": True, "use_qk_l2norm_in_kernel": True}
+    o, last = gated(
+        q, 3 * k, v, g=g, beta=beta, initial_state=start.mT, state_v_first=True, allow_neg_eigval=True, **in_kernel,
+        A_log=A_log, dt_bias=dt_bias, **given,
+    )  # fmt: skip
+    decay = -A_log.exp() * softplus(g + dt_bias)
+    wanted = gated_delta_rule(q / q.norm(dim=-1, keepdim=True), k, v, decay, 2 * beta.sigmoid(), start, 0.3)
+    assert_same((o, last.mT), wanted, 1e-4)
+    assert plain(q, k, v, beta.sigmoid())[1] is None
+
+
 def mamba2(x, dt, A, B, C, D=None, z=None, start=None) -> tuple[Tensor, Tensor]:
     """mamba-ssm's recurrence with the step size given; states (B, H, headdim, dstate)."""
     B, C = (y.repeat_interleave(HEADS // y.shape[2], 2) for y in (B, C))
@@ -216,9 +252,22 @@ def test_varlen_states_need_bounds():
         (fla.chunk_simple_gla, "fla.ops.simple_gla.chunk"),
         (fla.chunk_retention, "fla.ops.retention.chunk"),
         (fla.chunk_lightning_attn, "fla.ops.lightning_attn.chunk"),
+        (fla.chunk_delta_rule, "fla.ops.delta_rule.chunk"),
+        (fla.chunk_gated_delta_rule, "fla.ops.gated_delta_rule.chunk"),
+        (fla.fused_recurrent_delta_rule, "fla.ops.delta_rule.fused_recurrent"),
+        (fla.fused_recurrent_gated_delta_rule, "fla.ops.gated_delta_rule.fused_recurrent"),
         (mamba.mamba_chunk_scan_combined, "mamba_ssm.ops.triton.ssd_combined"),
     ],
-    ids=["simple_gla", "retention", "lightning_attn", "mamba2"],
+    ids=[
+        "simple_gla",
+        "retention",
+        "lightning_attn",
+        "delta",
+        "gated_delta",
+        "step_delta",
+        "step_gated_delta",
+        "mamba2",
+    ],
 )
 def test_arguments_are_the_packages(ours, module):
     """Names, order and defaults, where the package is installed."""
