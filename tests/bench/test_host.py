@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -21,6 +20,7 @@ from typing import Any
 import pytest
 from nvidia_smi import fake_nvidia_smi
 from repository import SUPPORT
+from waiting import wait_for
 
 from tflabench.bench import child
 from tflabench.bench.child import Child
@@ -123,19 +123,10 @@ def stations() -> dict[str, int]:
     return found
 
 
-def gone() -> bool:
-    deadline = time.monotonic() + 20
-    while stations() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return not stations()
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 def test_a_gpu_that_loses_its_process_costs_no_row(start):
     sweep = start("--gpus", "2", "-a", "seq_len=16:64:+16", "--json")
-    while not (begun := {row["gpu_uuid"] for row in rows_so_far()}):
-        assert sweep.poll() is None, sweep.communicate()
-        time.sleep(0.02)
+    begun = wait_for(lambda: {row["gpu_uuid"] for row in rows_so_far()}, sweep)
     os.kill(stations()[begun.pop()], signal.SIGKILL)
     stdout, stderr = sweep.communicate(timeout=60)
     assert sweep.returncode == 0, stderr
@@ -152,19 +143,17 @@ def test_a_gpu_that_loses_its_process_costs_no_row(start):
     assert rows["node"].notna().all()
     assert json.loads(stdout)["folders"] == ["out"]
     assert "on 2 devices" in stderr
-    assert gone()
+    wait_for(lambda: not stations())
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_ended_in_the_middle_it_ends_its_processes_and_goes_on_with_more_gpus(start, how):
     sweep = start("--gpus", "1", "-a", "seq_len=16:48:+16")
-    while sum(row["closed"] for row in rows_so_far()) < 3:
-        assert sweep.poll() is None, sweep.communicate()
-        time.sleep(0.02)
+    wait_for(lambda: sum(row["closed"] for row in rows_so_far()) >= 3, sweep)
     sweep.send_signal(how)
     _, stderr = sweep.communicate(timeout=30)
-    assert gone()
+    wait_for(lambda: not stations())
     assert "Traceback" not in stderr
     if how == signal.SIGINT:
         assert sweep.returncode == 130

@@ -13,8 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from repository import SUPPORT
 pytest.importorskip("ray", reason="the extra ray is not installed")
 
 from nvidia_smi import fake_nvidia_smi
+from waiting import wait_for
 
 from tflabench.rows.load import read_rows
 
@@ -104,16 +104,6 @@ def journal() -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
-def wait_for(process: subprocess.Popen[str], seen: Callable[[list[dict[str, Any]]], Any]) -> Any:
-    """Return what is seen in the journal while a sweep runs, as soon as it is there."""
-    deadline = time.monotonic() + 120
-    while not (found := seen(journal())):
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    return found
-
-
 def closed(rows: list[dict[str, Any]]) -> dict[str, str]:
     """Comparisons by point, of those that are closed as a whole: 5 points."""
     final = {row["point"]: row["comparison_id"] for row in rows if row["closed"]}
@@ -122,7 +112,7 @@ def closed(rows: list[dict[str, Any]]) -> dict[str, str]:
 
 def test_a_driver_and_a_node_are_killed_and_every_point_has_one_row(started: Started):
     driver = started.sweep(*CPU, *FIVE)
-    wait_for(driver, closed)
+    wait_for(lambda: closed(journal()), driver)
     driver.kill()
     driver.communicate()
     before = Path("out/journal.jsonl").read_bytes()
@@ -131,7 +121,7 @@ def test_a_driver_and_a_node_are_killed_and_every_point_has_one_row(started: Sta
 
     driver = started.sweep(*CPU, *FIVE)
     known = len(journal())
-    lost = wait_for(driver, lambda rows: {row["node"] for row in rows[known:] if not row["closed"]} & {"b", "c"}).pop()
+    lost = wait_for(lambda: {row["node"] for row in journal()[known:] if not row["closed"]} & {"b", "c"}, driver).pop()
     started.cluster.remove_node(started.nodes.pop(lost), allow_graceful=False)
     _, stderr = driver.communicate(timeout=120)
     assert driver.returncode == 0, stderr
@@ -151,7 +141,7 @@ def test_a_driver_and_a_node_are_killed_and_every_point_has_one_row(started: Sta
 def test_interrupted_it_stops_its_tasks_and_the_same_command_goes_on(started: Started):
     few = ["--device", "cpu", "-a", "seq_len=16:48:+16", *FIVE]
     driver = started.sweep(*few)
-    wait_for(driver, closed)
+    wait_for(lambda: closed(journal()), driver)
     driver.send_signal(signal.SIGINT)
     _, stderr = driver.communicate(timeout=60)
     assert driver.returncode == 130, stderr

@@ -54,10 +54,9 @@ class TestWithoutNumbers:
         one_by_one = [operation(*[x[n] for x in stacked], implementation="reference") for n in range(2)]
         torch.testing.assert_close(mapped, torch.stack(one_by_one))
 
-    @pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
-    def test_make_fx_traces_it(self, name, mode):
+    def test_make_fx_traces_it(self, name):
         operation, tensors = DECAYING[name]
-        traced = make_fx(lambda *each: operation(*each), tracing_mode=mode)(*tensors)
+        traced = make_fx(lambda *each: operation(*each), tracing_mode="symbolic")(*tensors)
         torch.testing.assert_close(traced(*tensors), operation(*tensors))
 
     def test_meta_tensors_have_the_shape(self, name):

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from repository import ROOT
+from repository import ROOT, SUPPORT
 
 # By file: what stands there, and what a forget gate F = sigmoid(f)^2 puts before it.
 CHANGES = {
@@ -38,7 +38,10 @@ CHANGES = {
 }
 TRIED = """
 import torch
+from interpreting import interpret_quickly
 from tflabench import ops
+
+interpret_quickly()
 
 gate = ops.Gate("twice", "exp", normalize=True)
 torch.manual_seed(0)
@@ -83,7 +86,7 @@ def test_a_new_gate_runs_everywhere(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", TRIED],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(tmp_path), "TRITON_INTERPRET": "1"},
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{SUPPORT}", "TRITON_INTERPRET": "1"},
         capture_output=True,
         text=True,
         timeout=600,
