@@ -169,6 +169,7 @@ def build(op: Op, problem: Problem, device: torch.device) -> Case:
         inputs=inputs,
         forward=lambda: function(**arguments, **options)[0],
         oracle=partial(oracle, op, problem.heads),
+        linear="v",
         layout="bthd",
         as_kernels_do=partial(decay_gradient_as_summed, "g") if op.summed_decay_gradient else None,
         details={"kernel": f"fla.ops.{op.module}.{op.function}"},

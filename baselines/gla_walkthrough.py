@@ -38,6 +38,7 @@ def build(problem: Problem, device: torch.device) -> Case:
         inputs=inputs,
         forward=lambda: kernels.FusedChunks.apply(q, k, v, g, *numbers).transpose(1, 2),
         oracle=partial(recurrences.oracle, bundled.GATED_LINEAR_ATTENTION),
+        linear="v",
         layout="bthd",
         details={"kernel": "gla.walkthrough", "chunk_size": CHUNK_SIZE},
     )

@@ -49,6 +49,7 @@ def build(problem: Problem, device: torch.device) -> Case:
         inputs=inputs,
         forward=lambda: attention(q, k, v, slopes),
         oracle=partial(oracle, problem.heads),
+        linear="v",
         details={"kernel": f"{MODULE}.lightning_attn_func"},
     )
 

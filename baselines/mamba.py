@@ -104,6 +104,7 @@ def build_ssd(problem: Problem, device: torch.device) -> Case:
         inputs=inputs,
         forward=lambda: scan(x, dt, A, B, C, chunk_size, D=D, dt_bias=dt_bias, dt_softplus=True),
         oracle=ssd_oracle,
+        linear="x",
         layout="bthd",
         details={"kernel": f"{SSD_MODULE}.mamba_chunk_scan_combined", "chunk_size": chunk_size},
     )

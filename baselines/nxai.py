@@ -141,6 +141,7 @@ def build(kernel: Kernel, problem: Problem, device: torch.device) -> Case:
         inputs=inputs,
         forward=lambda: function(q, k, v, i, f, **options),
         oracle=oracle,
+        linear="v",
         as_kernels_do=None if kernel.autograd else partial(decay_gradient_as_summed, "f"),
         details={
             "kernel": kernel.function,

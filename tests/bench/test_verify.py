@@ -207,7 +207,7 @@ def test_of_few_numbers_it_takes_more_draws_of_plain_pytorchs_error():
     oracle = Watched()
     problem = replace(PROBLEM, batch=1, heads=2, seq_len=20)
     check(replace(plugin("fine").build(problem, torch.device("cpu")), oracle=oracle), problem)
-    assert oracle.asked[1:] == [(gate.REALISATIONS, 20)] * 2
+    assert oracle.asked[1:] == [(2 * gate.REALISATIONS, 20)] * 2
 
 
 def test_slices_are_drawn_anew_by_the_seed():

@@ -1,18 +1,24 @@
-"""A plugin (`--plugin tests/support/cheats.py`) of kernels of the mLSTM that look fast or right, and are not."""
+"""Kernels of the mLSTM that look fast or right and are not, and what the bench says of them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from tflabench.bench.comparison_run import PointRun
+from tflabench.bench.protocol import SHORT
+from tflabench.bench.worker import Worker
+from tflabench.implementations import registry
 from tflabench.implementations.adapter import Implementation
 from tflabench.implementations.mlstm import GATES
 from tflabench.kernels.scalar import reference
 from tflabench.plugin import mlstm_kernel
+from tflabench.problem import Problem
+from tflabench.selection.points import Point
 
 
 def right(q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor) -> Tensor:
@@ -104,6 +110,21 @@ def gradient_of_the_first_call(*inputs: Tensor, first: dict[Any, Tensor] = {}) -
     return Altered.apply(lambda name, grad: first.setdefault((key, name), grad), *inputs)
 
 
+def one_slice_of_many(*inputs: Tensor) -> Tensor:
+    h = right(*inputs)
+    h[-1, 1] = 0
+    return h
+
+
+def gradient_after_the_cut(*inputs: Tensor) -> Tensor:
+    def alter(name: str, grad: Tensor) -> Tensor:
+        keep = torch.ones(grad.shape[2], device=grad.device)
+        keep[512:] = 0
+        return grad * (keep[:, None] if grad.dim() == 4 else keep)
+
+    return Altered.apply(alter, *inputs)
+
+
 def _zeros(dim: int, part: Callable[[int], slice]) -> Callable[..., Tensor]:
     def compute(*inputs: Tensor) -> Tensor:
         keep = torch.ones(inputs[2].shape[dim], device=inputs[2].device)
@@ -158,8 +179,33 @@ CHEATS = {
     "zeroes_a_gradient": Cheat(zeroes_a_gradient, "wrong", "df is off by 1", backward=True),
     "gradient_of_the_first_call": Cheat(gradient_of_the_first_call, "wrong", "dq is off by", backward=True),
     "half_the_heads": Cheat(_zeros(1, lambda heads: slice(heads // 2, heads)), "wrong", "forward is off by 1"),
-    "middle_heads": Cheat(_zeros(1, lambda heads: slice(2, heads - 2)), "wrong", "forward is off by"),
-    "middle_batch": Cheat(_zeros(0, lambda batch: slice(1, batch - 1)), "wrong", "forward is off by"),
+    "middle_heads": Cheat(_zeros(1, lambda heads: slice(2, heads - 2)), "wrong", "all of forward is off by"),
+    "middle_batch": Cheat(_zeros(0, lambda batch: slice(1, batch - 1)), "wrong", "all of forward is off by"),
+    "one_slice_of_many": Cheat(one_slice_of_many, "wrong", "all of forward is off by"),
+    "gradient_after_the_cut": Cheat(gradient_after_the_cut, "wrong", "all of dv is off by", backward=True),
+    "steps_after_the_cut": Cheat(_zeros(2, lambda steps: slice(512, steps)), "wrong", "all of forward is off by"),
     "on_another_stream": Cheat(on_another_stream, "error", "works on a stream that the current one", gpu=True),
 }
-IMPLEMENTATIONS = tuple(cheat.implementation for cheat in CHEATS.values())
+SMALL = Problem(4, 6, 40, 16, 16, dtype="float32")
+QUICK = asdict(SHORT.brief) | {"min_samples": 5, "warmup_iterations": 2}
+
+
+def problem_of(name: str) -> Problem:
+    """Return a problem of which a cheat gets something wrong."""
+    return SMALL.with_(pass_="fwbw" if CHEATS[name].backward else "fw", seq_len=700 if "cut" in name else 40)
+
+
+def measured(impl: Implementation, problem: Problem, monkeypatch: Any, device: str = "cpu") -> dict[str, Any]:
+    """The columns of the row of a point that was prepared and had a turn."""
+    monkeypatch.setattr(registry, "_plugged", [impl])
+    answers: list[dict[str, Any]] = []
+    worker = Worker(device, answers.append)
+    worker.start([], None)
+    run = PointRun(Point(impl, problem), "shared", alone=False)
+    job = {"implementation": impl.name, "problem": asdict(problem)}
+    worker.do({"kind": "prepare", "verify_s": 0.0, **job})
+    run.prepared(answers[-1]["result"])
+    if run.state != "over":
+        worker.do({"kind": "turn", "protocol": QUICK, **job})
+        run.sampled(answers[-1]["result"])
+    return run.columns

@@ -9,10 +9,12 @@ from tflabench.bench.comparison_run import ComparisonRun, PointRun
 from tflabench.bench.machine import Machine
 from tflabench.bench.protocol import Protocol
 from tflabench.bench.provenance import commit, source_hash
-from tflabench.bench.theory_columns import modelled
+from tflabench.bench.theory_columns import impossible, modelled
 from tflabench.implementations.registry import versions_used
 from tflabench.rows.schema import Row
 from tflabench.theory.hardware import Ceilings
+
+TIMES = ("ms_median", "ms_min", "ms_p20", "ms_p80")
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,8 @@ class Occasion:
         details = columns.pop("details", {})
         used = run.point.problem.with_(chunk_size=details.pop("chunk_size", run.point.problem.chunk_size))
         ceilings = self.ceilings.get(used.dtype)
+        if reason := impossible(impl, used, self.machine.name, columns.get("ms_median")):
+            columns |= {"status": "wrong", "reason": columns.get("reason") or reason, **dict.fromkeys(TIMES)}
         theory = modelled(impl, used, ceilings, columns.get("ms_median")) if ceilings else {}
         return Row(
             run_id=self.run_id,

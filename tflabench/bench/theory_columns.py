@@ -11,8 +11,10 @@ from typing import Any
 
 from tflabench.implementations.adapter import Implementation
 from tflabench.problem import Problem
-from tflabench.theory import roofline
+from tflabench.theory import hardware, roofline
 from tflabench.theory.hardware import Ceilings
+
+POSSIBLE = 1.1  # times the bound by a datasheet: data that stays in a cache explains no more
 
 
 def modelled(impl: Implementation, problem: Problem, ceilings: Ceilings, ms: float | None) -> dict[str, Any]:
@@ -33,3 +35,16 @@ def modelled(impl: Implementation, problem: Problem, ceilings: Ceilings, ms: flo
         columns["percent_of_bound"] = None if bound is None else 100 * bound / (ms / 1e3)
         columns["percent_of_own_roofline"] = float(roofline.percent_of_own_roofline(count, ceilings, ms / 1e3))
     return columns
+
+
+def impossible(impl: Implementation, problem: Problem, device: str, ms: float | None) -> str | None:
+    """Return why a time on a GPU is none: it is far below the bound of the problem by the GPU's datasheet; else None.
+
+    Its matrix rate in 16 bits counts for every dtype: no other product is faster.
+    """
+    gpu = hardware.from_device_name(device)
+    bound = gpu and roofline.bound_s(impl.bounded, problem, gpu.ceilings)
+    if not (gpu and bound and ms) or bound * 1e3 <= POSSIBLE * ms:
+        return None
+    percent = 100 * bound * 1e3 / ms
+    return f"{ms:.3g} ms are {percent:.0f}% of the bound by the datasheet of {gpu.name}: it does not do all of the work"

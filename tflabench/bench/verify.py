@@ -10,6 +10,8 @@ The error of one slice is a draw: of few numbers, or of a sum of many terms, it 
 rounding to the next, for plain PyTorch as for a kernel. So the limit is ALLOWED times the largest of plain PyTorch's
 errors over REALISATIONS draws, where these are cheap: the slices compared, and copies of them whose values lie one
 rounding beside. A right kernel exceeds it only where its draw is twice as large as the largest of that many others.
+Gradients of one number a step are sums over channels and steps. They have few numbers, and kernels of other chunk sizes
+form other sums: ALLOWED_SUM times is theirs.
 Such a limit is loose where single steps decide the error (normalisers near their threshold). The median over the steps,
 which these do not move, has a limit of its own by the same rule: it tells what is computed less exactly everywhere.
 
@@ -21,6 +23,11 @@ have to allow 8.6 times for 99.9% to pass. Of its expected value, the root of th
 times in 99.9% for the worse of two slices, and the furthest excursion at most 3.64 times the final standard deviation.
 The expected value is known: variances are suffix sums of the squares of what plain PyTorch's terms are off by rounding
 (published kernels' are off as much: 0.24% in dq and dk, both, in bfloat16).
+
+Where slices or steps are left out, and the output is linear in an input v (`Case.linear`), all of both is compared
+after one random projection: with signs s over the channels of v, the oracle of v s is the output times s, and its
+gradient dv s. That costs the oracle one channel in place of all. Of the projection twice as much is allowed as of the
+slices.
 """
 
 from __future__ import annotations
@@ -41,15 +48,20 @@ from tflabench.implementations.adapter import Case, differentiate, suffix_sum
 SHAPE_STEPS = 16  # that the oracle computes to tell its shape
 FIRST_STEPS = 512  # compared whatever they cost; what more would cost is estimated from them
 SLICES = 8  # (batch, head) slices compared, drawn anew for every check; all where there are no more
-REALISATIONS = 32  # of plain PyTorch's error, where the oracle computes so many cheaply
+REALISATIONS = 32  # of plain PyTorch's error in each slice, where the oracle computes so many cheaply
 CHEAP = 1 << 18  # numbers of inputs of slices and copies: where slices have more there are no copies
+WHOLE = 2.0  # times what is allowed for slices, for all of them after a projection
+WHOLE_SHARE = 0.25  # of the budget, for that
+BLOCK = 64  # steps of a projection that count as one: of single ones, numbers near zero would decide
 AT_ONCE = 1 << 24  # numbers of inputs that the oracle takes at a time: one slice where that has more
+PROJECTED_AT_ONCE = 1 << 26  # the same for projections, which need less memory for each
 ALLOWED = 2.0  # times plain PyTorch's own error
+ALLOWED_SUM = 3.0  # the same for a gradient of one number a step
 ALLOWED_STEP = 4.0  # the same for the worst single step, an extreme value and so less steady
 ALLOWED_WALK = 3.2  # times the expected error of a sum of rounded terms
 # Of all elements, the worst and the median step: what plain PyTorch's error is at least taken for, in roundings, how
-# many times as much is allowed, and how many times the expected error of a sum of rounded terms.
-LIMITS = ((0.5, 1.0, 0.5), (ALLOWED, ALLOWED_STEP, ALLOWED), (ALLOWED_WALK, ALLOWED_STEP, ALLOWED_WALK))
+# many times ALLOWED is allowed, and how many times the expected error of a sum of rounded terms.
+LIMITS = ((0.5, 1.0, 0.5), (1.0, ALLOWED_STEP / ALLOWED, 1.0), (ALLOWED_WALK, ALLOWED_STEP, ALLOWED_WALK))
 OF_ZEROS = 0.4  # times the error of zeros, whatever plain PyTorch does: less than results of half the size are off by
 
 
@@ -93,11 +105,15 @@ class Error:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The worst errors of every tensor over the `slices` compared; `steps` of the sequence were."""
+    """The worst errors of every tensor over the `slices` compared; `steps` of the sequence were.
+
+    Of `projected` slices all steps were compared after a projection.
+    """
 
     errors: tuple[Error, ...]
     steps: int
     slices: int
+    projected: int
 
     @property
     def reason(self) -> str | None:
@@ -132,6 +148,7 @@ def verify(case: Case, dtype: torch.dtype, output_grad: Tensor | None, budget_s:
         _require(shape, dtype, case, output_grad)
     stacks = _stacks(case, cut, output_grad is not None, torch.Generator().manual_seed(seed))
     steps, truths = _affordable_truths(case, cut, stacks, output_grad, budget_s)
+    whole_grad = output_grad
     if output_grad is not None and steps < cut.seq_len:
         output_grad = output_grad.clone()
         output_grad.narrow(cut.time_dim, steps, cut.seq_len - steps).zero_()
@@ -148,8 +165,16 @@ def verify(case: Case, dtype: torch.dtype, output_grad: Tensor | None, budget_s:
             actual = cut(results[name], stack, steps)
             draw = _Draw.of(actual, plain[name], true, cut.time_of(true), walk.get(name))
             draws.setdefault(name, []).append(draw if 0 in stack.copies else draw.of_plain_alone)
-    errors = tuple(_judged(name, of) for name, of in draws.items())
-    return Verdict(errors, steps, len({place for stack in stacks for place in stack.places}))
+    errors = [_judged(name, of) for name, of in draws.items()]
+    del plains, truths, walks, draws
+    slices, projected = len({place for stack in stacks for place in stack.places}), 0
+    if case.linear and (slices < cut.batch * cut.groups or steps < cut.seq_len):
+        if whole_grad is not output_grad:
+            results = differentiate(lambda _: case.forward(), case.inputs, whole_grad)
+        projection = _Projection(case, cut, case.linear, errors, seed)
+        projected = projection.compare(results, whole_grad, WHOLE_SHARE * budget_s)
+        errors += projection.errors
+    return Verdict(tuple(errors), steps, slices, projected)
 
 
 def _output_shape(case: Case, cut: _Cut) -> list[int]:
@@ -236,6 +261,7 @@ class _Draw:
         actual, zeros: of a result, and of zeros in its place.
         plain, walk: of plain PyTorch, and those to be expected of a sum of rounded terms; of further slices too.
         rounding: of the dtype.
+        allowed: times plain PyTorch's error.
         mean_absolute: as in `Error`.
     """
 
@@ -244,6 +270,7 @@ class _Draw:
     plain: Tensor
     walk: Tensor
     rounding: float
+    allowed: float
     mean_absolute: float
 
     @classmethod
@@ -260,6 +287,7 @@ class _Draw:
             plain_errors,
             torch.zeros_like(plain_errors) if walk is None else _errors(walk, true, time_dim),
             torch.finfo(actual.dtype).eps / 2,
+            ALLOWED if true.ndim > 3 else ALLOWED_SUM,
             float(off.abs().mean()),
         )
 
@@ -277,7 +305,8 @@ def _judged(name: str, draws: Sequence[_Draw]) -> Error:
     rounding = draws[0].rounding
     plain, walk = (torch.where(errors.isfinite(), errors, 0.0).amax(0) for errors in (plain, walk))
     least, times, of_walk = torch.tensor(LIMITS, dtype=torch.float64)
-    allowed = torch.maximum(times * torch.maximum(plain, least * rounding), of_walk * walk)
+    of_plain = draws[0].allowed * times * torch.maximum(plain, least * rounding)
+    allowed = torch.maximum(of_plain, of_walk * walk)
     allowed = torch.minimum(allowed, (OF_ZEROS * zeros).clamp_min(rounding))
     place = int((actual / allowed).nan_to_num(torch.inf, torch.inf).amax(1).argmax())
     pairs = torch.stack([actual[place], allowed[place]], 1).flatten().tolist()
@@ -315,18 +344,92 @@ def _stacks(case: Case, cut: _Cut, backward: bool, generator: torch.Generator) -
     numbers = sum(tensor.numel() for tensor in case.inputs.values()) // (cut.batch * cut.groups)
     numbers = max(1, numbers * min(FIRST_STEPS, cut.seq_len) // cut.seq_len)
     at_once = max(1, AT_ONCE // numbers)
-    parameters = [tensor for tensor in case.inputs.values() if tensor.ndim == 1]
-    together: dict[int, list[tuple[int, int]]] = {}
-    for batch, group in (divmod(each, cut.groups) for each in chosen):
-        together.setdefault(group if parameters else 0, []).append((batch, group))
-    copies = max(1, min(REALISATIONS, CHEAP // numbers) // len(chosen))
-    apart = backward and any(tensor.requires_grad for tensor in parameters)
+    copies = max(1, min(REALISATIONS, CHEAP // (numbers * len(chosen))))
+    apart = backward and any(tensor.requires_grad for tensor in _parameters(case))
     return [
-        _Stack(tuple(places[first : first + at_once]), of)
-        for places in together.values()
-        for first in range(0, len(places), at_once)
+        _Stack(places, of)
+        for places in _together(case, cut, chosen, at_once)
         for of in ([range(n, n + 1) for n in range(copies)] if apart else [range(copies)])
     ]
+
+
+def _together(case: Case, cut: _Cut, numbers: Sequence[int], at_once: int) -> Iterator[tuple[tuple[int, int], ...]]:
+    """Yield the places of slices, by number, that the oracle takes at once."""
+    together: dict[int, list[tuple[int, int]]] = {}
+    for batch, group in (divmod(number, cut.groups) for number in numbers):
+        together.setdefault(group if _parameters(case) else 0, []).append((batch, group))
+    for places in together.values():
+        for first in range(0, len(places), at_once):
+            yield tuple(places[first : first + at_once])
+
+
+def _parameters(case: Case) -> list[Tensor]:
+    return [tensor for tensor in case.inputs.values() if tensor.ndim == 1]
+
+
+class _Projection:
+    """Output and gradient of an input that the output is linear in, compared after one random projection.
+
+    Attributes:
+        errors: of all slices that were, as `Error` has them, steps being blocks of BLOCK.
+    """
+
+    def __init__(self, case: Case, cut: _Cut, name: str, of_slices: Sequence[Error], seed: int) -> None:
+        self.errors: list[Error] = []
+        self._case, self._cut, self._name = case, cut, name
+        self._of_slices = {error.name: error for error in of_slices}
+        self._generator = torch.Generator().manual_seed(seed)
+        v = case.inputs[name]
+        signs = torch.randint(0, 2, v.shape[-1:], generator=self._generator)
+        self._signs = (2.0 * signs - 1).to(v.device, torch.float64)
+
+    def compare(self, results: Mapping[str, Tensor], output_grad: Tensor | None, budget_s: float) -> int:
+        """Compare slices in random order, as many as fit the budget and memory, and one stack at least."""
+        case, cut, begin = self._case, self._cut, perf_counter()
+        numbers = sum(tensor.numel() for tensor in case.inputs.values()) // (cut.batch * cut.groups)
+        order = torch.randperm(cut.batch * cut.groups, generator=self._generator).tolist()
+        stacks = list(_together(case, cut, order, max(1, PROJECTED_AT_ONCE // max(1, numbers))))
+        pairs: dict[str, list[tuple[Tensor, Tensor]]] = {}
+        done = 0
+        for place in torch.randperm(len(stacks), generator=self._generator).tolist():
+            try:
+                truth = self._truth(_Stack(stacks[place]), output_grad)
+            except torch.OutOfMemoryError:
+                break
+            for name, true in truth.items():
+                actual = cut(results[name], _Stack(stacks[place]), cut.seq_len).double() @ self._signs
+                pairs.setdefault(name, []).append((self._blocks(actual), self._blocks(true[..., 0])))
+            done += len(stacks[place])
+            if perf_counter() - begin > budget_s:
+                break
+        self.errors = [self._error(name, *map(torch.cat, zip(*of, strict=True))) for name, of in pairs.items()]
+        return done
+
+    def _truth(self, stack: _Stack, output_grad: Tensor | None) -> dict[str, Tensor]:
+        inputs = self._cut.inputs(self._case, stack, self._cut.seq_len, torch.float64)
+        inputs = {name: x.detach() for name, x in inputs.items()}
+        v = (inputs[self._name] @ self._signs)[..., None]
+        grad = None
+        if output_grad is not None:
+            grad = (self._cut(output_grad, stack, self._cut.seq_len).double() @ self._signs)[..., None]
+        return differentiate(self._case.oracle, inputs | {self._name: v.requires_grad_(grad is not None)}, grad)
+
+    def _blocks(self, x: Tensor) -> Tensor:
+        """Return projected slices as (slices, blocks, numbers of a block)."""
+        x = x.movedim(self._cut.time_dim, 1)
+        x = torch.nn.functional.pad(x, (0, 0, 0, -x.shape[1] % min(BLOCK, x.shape[1])))
+        return x.unflatten(1, (-1, min(BLOCK, x.shape[1]))).flatten(2)
+
+    def _error(self, name: str, actual: Tensor, true: Tensor) -> Error:
+        squares, scale = (actual - true).square(), true.square().flatten(1).mean(1).sqrt()
+        scale = torch.maximum(scale, scale.square().mean().sqrt()).clamp_min(torch.finfo(torch.float64).tiny)
+        blocks = squares.mean(2).sqrt() / scale[:, None]
+        errors = torch.stack([squares.flatten(1).mean(1).sqrt() / scale, blocks.amax(1), blocks.median(1).values], 1)
+        of = self._of_slices[name]
+        allowed = torch.tensor([of.allowed, of.step_allowed, of.median_allowed], device=errors.device) * WHOLE
+        place = int((errors / allowed).nan_to_num(torch.inf, torch.inf).amax(1).argmax())
+        pairs = torch.stack([errors[place], allowed], 1).flatten().tolist()
+        return Error(f"all of {name}", *pairs, mean_absolute=0.0)
 
 
 def _oracle(

@@ -198,7 +198,7 @@ class Worker:
             self.answer({"stage": "measuring memory"})
             memory = memory_of(ready.step, self.device, ready.held_bytes)
         details = ready.case.details | {"errors": {error.name: error.error for error in verdict.errors}}
-        details |= {"check_seed": seed, "checked_slices": verdict.slices}
+        details |= {"check_seed": seed, "checked_slices": verdict.slices, "projected_slices": verdict.projected}
         return {
             "status": "wrong" if verdict.reason else "ok",
             "reason": verdict.reason,

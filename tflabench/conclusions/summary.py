@@ -253,8 +253,8 @@ def notes(rows: Sequence[Row]) -> Iterator[str]:
     for what, column in (("the bound", "percent_of_bound"), ("their own roofline", "percent_of_own_roofline")):
         if above := [percent for row in rows if (percent := getattr(row, column) or 0.0) > 100]:
             yield (
-                f"above {what} ({len(above)}x, up to {max(above):.0f}%): the ceilings were measured on a busy machine, "
-                "or data stayed in a cache; `tflabench calibrate` measures them again"
+                f"above {what} ({len(above)}x, up to {max(above):.0f}%): the kernel skips work, the ceilings were "
+                "measured on a busy machine, or data stayed in a cache; `tflabench calibrate` measures ceilings again"
             )
     if count := sum(on_datasheet(row.ceilings) for row in rows if row.ms_median is not None):
         yield f"datasheet ceilings ({count}x): no machine reaches them; `tflabench calibrate` measures this one's"

@@ -76,6 +76,7 @@ def build_reference(form: str, gate: Gate, problem: Problem, device: torch.devic
         inputs=inputs,
         forward=lambda: compute(q, k, v, f, i, gate=gate, **options)[0],
         oracle=partial(sequence_oracle, gate),
+        linear="v",
         details={"kernel": f"reference.{form}", **options},
     )
 
@@ -91,6 +92,7 @@ def build_kernels(kernels: str, gate: Gate, problem: Problem, device: torch.devi
         inputs=inputs,
         forward=lambda: ops.chunkwise(q, k, v, f, i, gate=gate, **options),
         oracle=partial(sequence_oracle, gate),
+        linear="v",
         details=details,
     )
 

@@ -64,6 +64,7 @@ def _build(compute: Callable[..., Tensor], op: Recurrence, problem: Problem, dev
         inputs=inputs,
         forward=partial(compute, **inputs, **op.options),
         oracle=lambda inputs: op.run()(**inputs, **op.options, **options),
+        linear=op.values,
     )
 
 

@@ -71,7 +71,7 @@ def mlstm_kernel(
         inputs = sequence_inputs(problem, device)
         options = {"chunk_size": problem.chunk_size} if chunked else {}
         run = partial(compute, *(inputs[name] for name in "qkvif"), **options)
-        return Case(inputs, run, partial(sequence_oracle, GATES[gate]))
+        return Case(inputs, run, partial(sequence_oracle, GATES[gate]), linear="v")
 
     def refuses(problem: Problem, kind: str) -> str | None:
         if problem.pass_ == "decode":

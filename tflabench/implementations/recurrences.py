@@ -133,6 +133,7 @@ def build(kernels: str, op: Recurrence, problem: Problem, device: torch.device) 
         forward=partial(op.run(), **inputs, **op.options, **options, layout="bthd"),
         oracle=partial(oracle, op),
         layout="bthd",
+        linear=op.values,
         details=details,
     )
 

@@ -33,7 +33,8 @@ class Row(BaseModel):
         kernel_version: of the family of this project's kernels that ran; 0 where they have launched something else
             since, None for other implementations.
         chunk_size: the one used, also where the implementation chose it.
-        status: "wrong" for results that are too far from float64 or change from call to call; the row has times.
+        status: "wrong" for results that are too far from float64 or change from call to call; the row has times. It is
+            "wrong" too, without a time, for a kernel that changes an input, and for a time that no kernel could have.
         host_ms: what the host needs to enqueue a call, no part of the other times. The longer of it and `ms_median` is
             what a program that enqueues one call after the other takes.
         samples, warmup: calls timed, and calls before them, over all rounds.
