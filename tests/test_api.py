@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pydoc
 import subprocess
 import sys
 from typing import Any
@@ -13,8 +14,10 @@ from typer.testing import CliRunner
 
 import tflabench
 from tflabench.api import _parsed
+from tflabench.bench import verifier
+from tflabench.bench.profile import point
 from tflabench.cli.main import app
-from tflabench.problem import InputError
+from tflabench.problem import InputError, Problem
 from tflabench.rows.table import frame, rows_of
 
 ROWS = [row(name, ms, seq_len=T) for name, ms in (("tfla_sig_xl", 1.0), ("sdpa", 2.0)) for T in (512, 1024)]
@@ -160,3 +163,31 @@ def test_axes_are_values_ranges_or_several():
 def test_sweep_says_what_it_cannot_measure(options: dict[str, Any], message):
     with pytest.raises(InputError, match=message):
         tflabench.sweep(device="cpu", **options)
+
+
+def test_dir_and_help_show_the_api():
+    assert {*tflabench.__all__} <= {*dir(tflabench)}
+    shown = pydoc.plain(pydoc.render_doc(tflabench))
+    assert all(f"    {name}(" in shown for name in ("sweep", "verify", "profile", "optimal_chunk_size"))
+
+
+def test_verify_checks_what_the_command_does(monkeypatch):
+    def verify(points: Any, machine: Any, **options: Any) -> verifier.Verified:
+        lines = [{"name": name, "error": 0.0, "allowed": 1.0, "wrong": False} for name in ("forward", "dq")]
+        return verifier.Verified([{"point": point.id, "errors": lines} for point in points], {}, interrupted=False)
+
+    monkeypatch.setattr(verifier, "verify", verify)
+    found = tflabench.verify(impl="reference_sig", device="cpu", seq_len=16)
+    assert found["name"].tolist()[:2] == ["forward", "dq"]
+    assert found["point"].str.contains("fwbw").all()
+    with pytest.raises(InputError, match="no such preset"):
+        tflabench.verify("no such preset")
+
+
+def test_profile_takes_apart_what_the_command_does(monkeypatch):
+    monkeypatch.setattr(point, "profile", lambda point, machine, **options: (point.problem, options["calls"]))
+    seen: Any = tflabench.profile(device="cpu", seq_len=32, chunk_size=16, calls=3)
+    assert seen == (Problem(1, 2, 32, 64, 128, chunk_size=16, dtype="float32", pass_="fw"), 3)
+    for options, message in (({"calls": 0}, "calls is 0"), ({"impl": "reference_*"}, "it must match one")):
+        with pytest.raises(InputError, match=message):
+            tflabench.profile(device="cpu", **options)

@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tflabench.api import Axes, load, optimal_chunk_size, plot, sweep
+    from tflabench.api import Axes, load, optimal_chunk_size, plot, profile, sweep, verify
     from tflabench.problem import InputError
 
-__all__ = ["Axes", "InputError", "load", "optimal_chunk_size", "plot", "sweep"]
+__all__ = ["Axes", "InputError", "load", "optimal_chunk_size", "plot", "profile", "sweep", "verify"]
 __version__ = "0.3.0"
 
 
@@ -23,3 +23,8 @@ def __getattr__(name: str) -> Any:
     from tflabench import api, problem
 
     return getattr(problem if name == "InputError" else api, name)
+
+
+def __dir__() -> list[str]:
+    """Return the names of the API, which `help` and completion show."""
+    return sorted([*__all__, "__all__", "__doc__", "__path__", "__version__"])

@@ -1,10 +1,11 @@
-"""The Python API: rows as a DataFrame, figures, sweeps, and the best chunk size. `tflabench` has all of its names.
+"""The Python API: the commands that measure, check, read and draw. `tflabench` has all of its names.
 
     import tflabench
 
     df = tflabench.sweep("quick", impl="reference_*", seq_len=[256, 512])  # or tflabench.load("results/h100/quick")
     tflabench.plot(df, axis="seq_len").savefig("runtime.png")
     tflabench.optimal_chunk_size(gpu="H100", d_qk=256, d_hv=512)  # 512
+    tflabench.verify(impl="reference_sig", seq_len=100)["error"].max()
 
 A mistake in an argument is an `InputError`, a ValueError of one line. Heavy libraries are imported by calls only.
 """
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
+    from tflabench.bench.profile.point import Profile
     from tflabench.problem import Pass
     from tflabench.selection.axes import Values
 
@@ -53,6 +55,24 @@ class Axes(TypedDict, total=False):
     dtype: AxisValues
     inputs: AxisValues
     pass_: AxisValues
+
+
+class Sizes(TypedDict, total=False):
+    """Sizes of one call; those of a GPU are those of the paper's Fig. 4 at T = 4096 where nothing is said.
+
+    Attributes:
+        batch, heads, seq_len, d_qk, d_hv: B, H, T and head dimensions.
+        chunk_size: L; None, the default, where the implementation chooses.
+        dtype: "bfloat16", "float16", "float32" or "float64".
+    """
+
+    batch: int
+    heads: int
+    seq_len: int
+    d_qk: int
+    d_hv: int
+    chunk_size: int | None
+    dtype: str
 
 
 def load(path: Path | str) -> pd.DataFrame:
@@ -207,7 +227,6 @@ def sweep(  # noqa: PLR0913  public
     from tflabench.bench.request import Request
     from tflabench.bench.rules import Rules, end_of
     from tflabench.bench.sweep import measure
-    from tflabench.implementations import registry
     from tflabench.progress import ProgressPrinter
     from tflabench.rows.table import frame
 
@@ -216,13 +235,100 @@ def sweep(  # noqa: PLR0913  public
     _check_seconds("stop_after", stop_after or 0, 0)
     stop_at = end_of(stop_after)
     devices = Devices(device, tuple(_listed(gpu)), gpus, executor, ray_address, allow_mixed_versions)
-    plugins = _listed(plugin)
-    for name in plugins:
-        registry.plug_in(name)
+    plugins = _plugged_in(plugin)
     request = Request(preset, _parsed(cast("Any", axes)), None if impl is None else _listed(impl))
     rules = Rules(timeout_s=timeout, plugins=plugins, stop_at=stop_at)
     folder = None if out is None else Path(out)
     return frame(measure(request, devices, rules, folder, ProgressPrinter(), resume).rows)
+
+
+def verify(
+    preset: str = "quick",
+    *,
+    impl: str | Sequence[str] | None = None,
+    plugin: str | Sequence[str] = (),
+    device: Literal["auto", "cuda", "cpu"] = "auto",
+    verify_seconds: float = 30.0,
+    timeout: float = 600.0,
+    **axes: Unpack[Axes],
+) -> pd.DataFrame:
+    """Compare forward and every gradient with float64, as the command `tflabench verify` does.
+
+    Args:
+        preset, impl, plugin, device, axes: as for `sweep`; the pass is "fwbw" if `axes` does not say.
+        verify_seconds: what the check of one point may take; long sequences are then checked up to a step.
+        timeout: seconds for one point.
+
+    Returns:
+        A row for each tensor of each point: its `error`, what is `allowed`, and whether it is `wrong`; for a point
+        without a result a row with its `status` and `reason`.
+
+    Raises:
+        InputError: what cannot be understood or run.
+        KeyboardInterrupt: on Ctrl-C.
+    """
+    from tflabench.bench import verifier
+    from tflabench.bench.machine import detect
+    from tflabench.rows import errors
+
+    _check_text("preset", preset)
+    for name, seconds in (("verify_seconds", verify_seconds), ("timeout", timeout)):
+        _check_seconds(name, seconds, 0)
+    plugins, machine = _plugged_in(plugin), detect(device)
+    patterns = None if impl is None else _listed(impl)
+    points = verifier.points_to_verify(preset, _parsed(cast("Any", axes)), patterns, machine)
+    checked = verifier.verify(points, machine, plugins=plugins, budget_s=verify_seconds, timeout_s=timeout)
+    if checked.interrupted:
+        raise KeyboardInterrupt
+    return errors.table(checked.results)
+
+
+def profile(
+    impl: str | None = None,
+    *,
+    plugin: str | Sequence[str] = (),
+    device: Literal["auto", "cuda", "cpu"] = "auto",
+    pass_: Literal["fw", "fwbw", "decode"] = "fw",
+    calls: int = 7,
+    count: bool = True,
+    timeout: float = 300.0,
+    **sizes: Unpack[Sizes],
+) -> Profile:
+    """Take one call apart, as the command `tflabench profile` does: by GPU kernel, or on a CPU by operator of torch.
+
+    Args:
+        impl: one implementation; None for tfla_sig_xl, or reference_sig on a CPU.
+        plugin, device: as for `sweep`.
+        pass_: "fw", "fwbw" or "decode".
+        calls: so many calls are profiled, and medians count.
+        count: read the chip's counters too, with Nsight Compute.
+        timeout: seconds for the profiler, and for Nsight Compute.
+        sizes: see `Sizes`.
+
+    Raises:
+        InputError: what cannot be understood or run.
+    """
+    from tflabench.bench.machine import detect
+    from tflabench.bench.profile import point as profiles
+
+    _check_seconds("timeout", timeout, 1)
+    if not isinstance(cast("Any", calls), int) or calls < 1:
+        raise InputError(f"calls is {calls!r}: it must be a whole number, 1 or more")
+    plugins, machine = _plugged_in(plugin), detect(device)
+    given: dict[str, Any] = {"impl": impl, **sizes}
+    chunk_size = given.pop("chunk_size", None)
+    point = profiles.chosen_point(machine, given, chunk_size=chunk_size, pass_=pass_)
+    return profiles.profile(point, machine, calls=calls, count=count, timeout_s=timeout, plugins=plugins)
+
+
+def _plugged_in(plugin: str | Sequence[str]) -> list[str]:
+    """Return the names of plugins, whose implementations are known from here on."""
+    from tflabench.implementations import registry
+
+    plugins = _listed(plugin)
+    for name in plugins:
+        registry.plug_in(name)
+    return plugins
 
 
 def _check_seconds(name: str, value: object, least: float) -> None:

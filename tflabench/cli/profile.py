@@ -10,7 +10,6 @@ from tflabench.cli.common import app, options
 from tflabench.cli.common.console import emit
 from tflabench.cli.common.paths import out_file, write_drawn
 from tflabench.conclusions.tables import FittedTable, TableColumn
-from tflabench.problem import InputError, Problem
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -20,15 +19,6 @@ if TYPE_CHECKING:
     from tflabench.bench.profile.counters import KernelCounters
     from tflabench.bench.profile.point import Profile
 
-# Of each kind of device, where options leave it open: the paper's Fig. 4 at T = 4096, and what a CPU does in a moment.
-DEFAULTS: dict[str, dict[str, Any]] = {
-    "cuda": {
-        "impl": "tfla_sig_xl", "batch": 16, "heads": 16, "seq_len": 4096, "d_qk": 128, "d_hv": 256, "dtype": "bfloat16",
-    },
-    "cpu": {
-        "impl": "reference_sig", "batch": 1, "heads": 2, "seq_len": 1024, "d_qk": 64, "d_hv": 128, "dtype": "float32",
-    },
-}  # fmt: skip
 MOST_ROWS = 20  # of a table of operators
 LONGEST_NAME = 48  # characters of a kernel's
 NUMBER = ",.4g"
@@ -86,22 +76,14 @@ def profile(  # noqa: PLR0913  options
     """
     from tflabench.bench.machine import detect
     from tflabench.bench.profile import point as profiles
-    from tflabench.implementations import registry
-    from tflabench.selection.points import Point
 
     machine = detect(device)
     given = {
         "impl": impl, "batch": batch, "heads": heads, "seq_len": seq_len, "d_qk": d_qk, "d_hv": d_hv, "dtype": dtype,
     }  # fmt: skip
-    sizes = DEFAULTS[machine.kind] | {name: value for name, value in given.items() if value is not None}
-    implementation, *more = registry.select(sizes.pop("impl"))
-    if more:
-        raise InputError(f"impl is {impl!r}, which matches {1 + len(more)} implementations: it must match one")
-    if pass_ == "decode":
-        sizes["seq_len"] = 1 if seq_len is None else seq_len
-    problem = Problem(**sizes, chunk_size=chunk_size, pass_=pass_)  # type: ignore[arg-type]
+    point = profiles.chosen_point(machine, given, chunk_size=chunk_size, pass_=pass_)
     options = {"calls": calls, "count": count, "timeout_s": timeout, "plugins": plugin or (), "keep": keep}
-    seen = profiles.profile(Point(implementation, problem), machine, **options)
+    seen = profiles.profile(point, machine, **options)
     if out:
         from tflabench.figures.profile import draw
 

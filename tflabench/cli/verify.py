@@ -30,34 +30,21 @@ def verify(
     """Compare forward and every gradient with float64; exit code 1 where one is too far off."""
     from rich.progress import track
 
+    from tflabench.bench import verifier
     from tflabench.bench.machine import detect, environment
-    from tflabench.bench.sweep import require_runnable
-    from tflabench.bench.verifier import Verifier
-    from tflabench.bench.workers import one_worker
     from tflabench.rows import errors
     from tflabench.rows.journal import described_runs
-    from tflabench.selection import axes, presets
-    from tflabench.selection import points as sweeps
+    from tflabench.selection import axes
 
     if out:
         described_runs(folder_to_write(out))  # what cannot be added to is refused before anything is checked
     machine = detect(device)
-    overrides = {"pass": ("fwbw",)} | axes.parse_overrides(axis or ())
-    points = sweeps.select_points(presets.load_preset(preset), overrides, impl, machine.kind)
-    require_runnable(points, machine.kind)
+    points = verifier.points_to_verify(preset, axes.parse_overrides(axis or ()), impl, machine)
     note = stderr()
-    results: list[dict[str, Any]] = []
-    facts: dict[str, Any] = {}
-    interrupted = False
-    limit = machine.host_memory_limit if memory_limit is None else memory_limit
-    with one_worker(machine.kind, plugin or (), limit) as workers:
-        verifier = Verifier(machine, workers, verify_seconds, timeout)
-        try:
-            bar = track(points, "", console=note, transient=True)
-            results.extend(verifier.verify(point) for point in bar)
-            facts = workers.facts()
-        except KeyboardInterrupt:
-            interrupted = True
+    results, facts, interrupted = verifier.verify(
+        track(points, "", console=note, transient=True), machine,
+        plugins=plugin or (), budget_s=verify_seconds, timeout_s=timeout, memory_limit=memory_limit,
+    )  # fmt: skip
     if out and results:
         note.print(f"Wrote {errors.write_errors(out, results, environment(machine, facts))}")
     if interrupted:

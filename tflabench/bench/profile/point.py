@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from tflabench.bench.profile import counters
 from tflabench.bench.profile.counters import KernelCounters
 from tflabench.bench.theory_columns import modelled
 from tflabench.bench.workers import WORKER, one_worker
+from tflabench.implementations import registry
 from tflabench.implementations.adapter import Implementation
 from tflabench.problem import InputError, Problem
 from tflabench.selection.points import Point
@@ -29,6 +30,15 @@ from tflabench.theory.launches import Chip
 from tflabench.theory.roofline import TimeBounds
 
 NCU = "TFLABENCH_NCU"  # environment variable: where ncu is, if not on the PATH
+# Of each kind of device, where nothing is said: the paper's Fig. 4 at T = 4096, and what a CPU does in a moment.
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "cuda": {
+        "impl": "tfla_sig_xl", "batch": 16, "heads": 16, "seq_len": 4096, "d_qk": 128, "d_hv": 256, "dtype": "bfloat16",
+    },
+    "cpu": {
+        "impl": "reference_sig", "batch": 1, "heads": 2, "seq_len": 1024, "d_qk": 64, "d_hv": 128, "dtype": "float32",
+    },
+}  # fmt: skip
 USUAL_PLACES = ("/usr/local/cuda/bin/ncu", "/opt/nvidia/nsight-compute/*/ncu")
 
 
@@ -84,6 +94,23 @@ class Profile:
         counted = [kernel for kernel in self.counted if kernel.tensor_flops]
         expected = [kernel for kernel in self.expected if kernel.flops]
         return list(zip(counted, expected, strict=True)) if len(counted) == len(expected) else []
+
+
+def chosen_point(
+    machine: Machine, sizes: Mapping[str, Any], *, chunk_size: int | None = None, pass_: str = "fw"
+) -> Point:
+    """Return the point to profile, by DEFAULTS where `sizes` has None or nothing.
+
+    Raises:
+        InputError: a size, dtype or pass that no problem has, or `impl` matches none or several implementations.
+    """
+    given = {name: value for name, value in sizes.items() if value is not None}
+    usual: dict[str, Any] = DEFAULTS[machine.kind] | ({"seq_len": 1} if pass_ == "decode" else {}) | given
+    implementation, *more = registry.select(usual.pop("impl"))
+    if more:
+        raise InputError(f"impl is {given['impl']!r}, which matches {1 + len(more)} implementations: it must match one")
+    problem: Any = {**usual, "chunk_size": chunk_size, "pass_": pass_}
+    return Point(implementation, Problem(**problem))
 
 
 def profile(
