@@ -168,7 +168,7 @@ def test_sweep_says_what_it_cannot_measure(options: dict[str, Any], message):
 def test_dir_and_help_show_the_api():
     assert {*tflabench.__all__} <= {*dir(tflabench)}
     shown = pydoc.plain(pydoc.render_doc(tflabench))
-    assert all(f"    {name}(" in shown for name in ("sweep", "verify", "profile", "optimal_chunk_size"))
+    assert all(f"    {name}(" in shown for name in ("compare", "sweep", "verify", "profile"))
 
 
 def test_verify_checks_what_the_command_does(monkeypatch):
@@ -191,3 +191,18 @@ def test_profile_takes_apart_what_the_command_does(monkeypatch):
     for options, message in (({"calls": 0}, "calls is 0"), ({"impl": "reference_*"}, "it must match one")):
         with pytest.raises(InputError, match=message):
             tflabench.profile(device="cpu", **options)
+
+
+def test_compare_has_the_verdicts_of_the_command(tmp_path):
+    for name, times in (("one", 1.0), ("other", 2.0)):
+        write(tmp_path / name, [row("tfla_sig_xl", times, seq_len=T) for T in (512, 1024)])
+    folders = [str(tmp_path / name) for name in ("one", "other")]
+    found = tflabench.compare(*folders)
+    told = json.loads(CliRunner().invoke(app, ["compare", *folders, "--json"]).stdout)["points"]
+    assert found[["seq_len", "ratio", "verdict"]].to_dict("records") == [
+        {name: point[name] for name in ("seq_len", "ratio", "verdict")} for point in told
+    ]
+    assert found["ratio"].tolist() == [2.0, 2.0]
+    assert found["b.ms_median"].tolist() == [2.0, 2.0]
+    with pytest.raises(InputError, match="threshold is 5"):
+        tflabench.compare(*folders, threshold=5)

@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tflabench.api import Axes, load, optimal_chunk_size, plot, profile, sweep, verify
+    from tflabench.api import Axes, compare, load, optimal_chunk_size, plot, profile, sweep, verify
     from tflabench.problem import InputError
 
-__all__ = ["Axes", "InputError", "load", "optimal_chunk_size", "plot", "profile", "sweep", "verify"]
+__all__ = ["Axes", "InputError", "compare", "load", "optimal_chunk_size", "plot", "profile", "sweep", "verify"]
 __version__ = "0.3.0"
 
 

@@ -321,6 +321,49 @@ def profile(
     return profiles.profile(point, machine, calls=calls, count=count, timeout_s=timeout, plugins=plugins)
 
 
+def compare(
+    a: str,
+    b: str,
+    *,
+    inside: Path | str | None = None,
+    impl: str | Sequence[str] = "*",
+    threshold: float | None = None,
+    min_samples: int | None = None,
+    allow_throttled: bool = False,
+) -> pd.DataFrame:
+    """Hold one measurement against another, as the command `tflabench compare` does.
+
+    Args:
+        a, b: results folders; with `inside` two implementations.
+        inside: a results folder.
+        impl: patterns of the implementations of two folders that are compared.
+        threshold: medians nearer than this are the same (0.05: 5%); None for 1% within a comparison, 2% between runs
+            on one GPU, 3% between GPUs.
+        min_samples: with fewer a point is ambiguous; None for 30, or fewer in three rounds that all say the same.
+        allow_throttled: judge throttled rows like others.
+
+    Returns:
+        A row for each point that both have: `ratio` is b over a, `verdict` "same", "faster", "slower", "ambiguous",
+        "broken" or "missing", of b. Columns of one side begin with "a." or "b.".
+
+    Raises:
+        InputError: no such folder or implementation, no point in common, or a threshold that is none.
+    """
+    from pathlib import Path
+
+    import pandas as pd
+
+    from tflabench.conclusions import compare as comparison
+    from tflabench.conclusions.sides import matched, sides
+
+    if threshold is not None and not 0 <= threshold < 1:
+        raise InputError(f"threshold is {threshold!r}: it must be a fraction such as 0.05")
+    folder = None if inside is None else Path(inside)
+    of_a, of_b = sides(str(a), str(b), folder, ",".join(_listed(impl)))
+    tolerance = comparison.Tolerance(threshold, min_samples, allow_throttled)
+    return pd.json_normalize(comparison.compare(matched(of_a, of_b, folder), tolerance).points)
+
+
 def _plugged_in(plugin: str | Sequence[str]) -> list[str]:
     """Return the names of plugins, whose implementations are known from here on."""
     from tflabench.implementations import registry

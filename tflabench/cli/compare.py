@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from tflabench.conclusions.compare import Judgement, Match, Matching
-    from tflabench.rows.load import Results
+    from tflabench.conclusions.compare import Judgement, Match
+    from tflabench.conclusions.sides import Side
     from tflabench.rows.schema import Row
 
 LARGEST_THRESHOLD = 100.0  # times
@@ -40,31 +40,6 @@ SAMPLES = "Call points of fewer samples than this ambiguous."
 ENOUGH = "30, or fewer where three rounds or more all say the same"
 MinSamples = Annotated[int | None, option(JUDGED, "N", SAMPLES, min=1, max=MOST_CHOICES, show_default=ENOUGH)]
 AllowThrottled = Annotated[bool, option(JUDGED, None, "Judge throttled rows like others.")]
-
-
-@dataclass(frozen=True)
-class _Side:
-    """One side of the comparison: its name, its results folders and the rows compared; some folders may have none."""
-
-    name: str
-    folders: list[Results]
-
-    @property
-    def rows(self) -> list[Row]:
-        """Return the rows of all folders."""
-        return [row for folder in self.folders for row in folder.rows]
-
-    @property
-    def runs(self) -> dict[str, Any]:
-        """Return the environments of all runs."""
-        return {run: described for folder in self.folders for run, described in folder.runs.items()}
-
-    @property
-    def conditions(self) -> dict[str, list[str]]:
-        """Return the conditions under which the rows were measured."""
-        from tflabench.conclusions.campaigns import conditions_of
-
-        return conditions_of(self.rows, self.runs)
 
 
 @app.command("compare")
@@ -90,17 +65,17 @@ def compare(
     """
     from tflabench.conclusions import compare as comparison
     from tflabench.conclusions.campaigns import differences
+    from tflabench.conclusions.sides import matched, sides
 
     tolerance = comparison.Tolerance(None if threshold is None else _fraction(threshold), min_samples, allow_throttled)
     if inside and impl:
         raise InputError("--impl is for two folders: with --in, A and B are the implementations")
-    patterns = ",".join(impl) if impl else "*"
-    left, right = _implementations(inside, a, b) if inside else [_side(folder, patterns) for folder in (a, b)]
+    left, right = sides(a, b, inside, ",".join(impl) if impl else "*")
     note = stderr()
     differing = differences(left.conditions, right.conditions)
     for line in _warnings(differing):
         note.print(line, style="bold yellow")
-    judgement = comparison.compare(_matched(left, right, inside), tolerance)
+    judgement = comparison.compare(matched(left, right, inside), tolerance)
     files = _draw(judgement, left, right, out) if out else []
     document = {
         "a": {"name": left.name, **left.conditions},
@@ -120,29 +95,7 @@ def compare(
         raise typer.Exit(1)
 
 
-def _matched(left: _Side, right: _Side, inside: Path | None) -> Matching:
-    """Return the pairs of rows of the same point.
-
-    Raises:
-        InputError: there are none.
-    """
-    from tflabench.conclusions import compare as comparison
-
-    if inside:
-        pairs = zip(left.folders, right.folders, strict=True)
-        matching = comparison.joined([comparison.match_implementations(x.rows, y.rows) for x, y in pairs])
-    else:
-        matching = comparison.match_folders(left.folders, right.folders, (Path(left.name), Path(right.name)))
-    if matching.pairs:
-        return matching
-    sizes = f"{left.name} ({len(left.rows)} points) and {right.name} ({len(right.rows)} points)"
-    if inside:
-        why = "no point was measured of both in one comparison, tuned in full"
-        raise InputError(f"{sizes}: {why}; sweep both into {inside} at once")
-    raise InputError(f"{sizes} have none in common: sweep the same axes for both")
-
-
-def _draw(judgement: Judgement, left: _Side, right: _Side, out: Path) -> list[Path]:
+def _draw(judgement: Judgement, left: Side, right: Side, out: Path) -> list[Path]:
     """Draw the ratios, and return the files."""
     from tflabench.figures import ratios
     from tflabench.figures.files import write_figure
@@ -168,33 +121,6 @@ def _fraction(text: str) -> float:
     if rest or math.copysign(1, value) < 0 or not 0 <= value < (LARGEST_THRESHOLD if percent else 1):
         raise InputError(f"--threshold is {text!r}: it must be a percentage such as 5%, or a fraction such as 0.05")
     return value
-
-
-def _side(folder: str, pattern: str) -> _Side:
-    """All results folders at and below a folder, each with the rows whose implementation matches the pattern."""
-    from tflabench.rows.load import find_results
-
-    return _only(find_results(folder), Path(folder), pattern, folder)
-
-
-def _implementations(folder: Path, a: str, b: str) -> list[_Side]:
-    """Return the results folders at and below a folder twice, each time with the rows of one implementation."""
-    from tflabench.rows.load import find_results
-
-    if a == b:
-        raise InputError(f"A and B are both {a!r}: they must be two implementations")
-    folders = find_results(folder)
-    return [_only(folders, folder, name, name) for name in (a, b)]
-
-
-def _only(folders: list[Results], root: Path, pattern: str, name: str) -> _Side:
-    from tflabench.implementations.registry import nearest, split
-
-    side = _Side(name, [results.only(split(pattern)) for results in folders])
-    if not side.rows:
-        names = dict.fromkeys(row.implementation for results in folders for row in results.rows)
-        raise InputError(f"{root} has no rows of {pattern!r}; {nearest(pattern, names)}")
-    return side
 
 
 def _warnings(differing: dict[str, tuple[str, str]]) -> list[str]:
@@ -254,26 +180,6 @@ def _time(row: Row) -> str:
 
 
 def _as_json(judgement: Judgement) -> dict[str, Any]:
-    shared = ("batch", "seq_len", "dtype", "inputs")
-    apart = (
-        "implementation", "chunk_size", "heads", "d_qk", "d_hv", "status", "ms_median", "ms_min", "ms_p80", "samples",
-        "peak_bytes", "throttled",
-    )  # fmt: skip
-    points = [
-        {
-            "pass": match.a.pass_,
-            **{name: getattr(match.a, name) for name in shared},
-            **{side: {name: getattr(row, name) for name in apart} for side, row in (("a", match.a), ("b", match.b))},
-            "ratio": match.ratio,
-            "memory_ratio": match.memory_ratio,
-            "verdict": match.verdict,
-            "reason": match.reason,
-            "threshold": match.threshold.value,
-            "threshold_why": match.threshold.why,
-            "regression": match.regressed,
-        }
-        for match in judgement.matches
-    ]
     return {
         "thresholds": [
             {"threshold": threshold.value, "why": threshold.why, "points": count}
@@ -281,7 +187,7 @@ def _as_json(judgement: Judgement) -> dict[str, Any]:
         ],
         "counts": judgement.counts,
         "geometric_mean_ratio": judgement.geometric_mean,
-        "points": points,
+        "points": judgement.points,
         "only_a": [row.point for row in judgement.only_a],
         "only_b": [row.point for row in judgement.only_b],
     }

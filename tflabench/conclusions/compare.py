@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import exp, log
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from tflabench.conclusions.ratio import comparable, fastest, questions, ratio
 from tflabench.theory.hardware import short_device
@@ -262,6 +262,31 @@ class Judgement:
         """Return the geometric mean of the time ratios of all points measured on both sides."""
         ratios = [match.ratio for match in self.matches if match.ratio]
         return exp(sum(map(log, ratios)) / len(ratios)) if ratios else None
+
+    @property
+    def points(self) -> list[dict[str, Any]]:
+        """Return each match in plain values."""
+        shared = ("batch", "seq_len", "dtype", "inputs")
+        apart = (
+            "implementation", "chunk_size", "heads", "d_qk", "d_hv", "status", "ms_median", "ms_min", "ms_p80",
+            "samples", "peak_bytes", "throttled",
+        )  # fmt: skip
+        return [
+            {
+                "pass": match.a.pass_,
+                **{name: getattr(match.a, name) for name in shared},
+                "a": {name: getattr(match.a, name) for name in apart},
+                "b": {name: getattr(match.b, name) for name in apart},
+                "ratio": match.ratio,
+                "memory_ratio": match.memory_ratio,
+                "verdict": match.verdict,
+                "reason": match.reason,
+                "threshold": match.threshold.value,
+                "threshold_why": match.threshold.why,
+                "regression": match.regressed,
+            }
+            for match in self.matches
+        ]
 
     @property
     def regressions(self) -> list[Match]:
