@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tflabench.bench.ceilings import ceilings_of, measured_instead
+from tflabench.bench.ceilings import calibrate, ceilings_of, measured_instead
 from tflabench.bench.machine import Machine
 from tflabench.theory.hardware import Ceilings, measured_ceilings
 
@@ -59,3 +59,36 @@ def test_without_measured_ceilings_a_sweep_goes_on(monkeypatch, tmp_path):
         UserWarning, match="percentages are not of ceilings measured on this device: some GPU cannot be calibrated"
     ):
         assert measured_instead(MACHINE, known, lambda job, timeout_s: {"status": "oom", "reason": "full"}) == known
+
+
+@pytest.mark.parametrize(
+    ("measured", "force", "kept", "warnings"),
+    [
+        ((0.95e14, 1e12), False, (0.95e14, 1e12), 0),
+        ((0.2e14, 1.2e12), False, (1e14, 1.2e12), 2),
+        ((0.2e14, 1.2e12), True, (0.2e14, 1.2e12), 0),
+    ],
+)
+def test_a_calibration_on_a_busy_machine_keeps_what_was_better(
+    measured, force, kept, warnings, monkeypatch, tmp_path, recwarn
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+    def calibrated(rates: tuple[float, float]) -> Ceilings:
+        answer = {"status": "ok", "ceilings": {"float32": rates}}
+        return calibrate(MACHINE, ["float32"], lambda job, timeout_s: answer, 1.0, force)["float32"]
+
+    calibrated((1e14, 1e12))
+    found = calibrated(measured)
+    assert (found.flops_per_s, found.bytes_per_s) == kept
+    assert measured_ceilings(MACHINE.name, "float32") == found
+    assert len(recwarn) == warnings
+
+
+def test_a_cache_that_cannot_be_written_ends_no_sweep(monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    answer = {"status": "ok", "ceilings": {"float64": (1e13, 1e12)}}
+    with pytest.warns(UserWarning, match="set XDG_CACHE_HOME to a writable folder; until then every sweep"):
+        found = ceilings_of(MACHINE, ["float64"], lambda job, timeout_s: answer)
+    assert found["float64"].flops_per_s == 1e13

@@ -94,6 +94,17 @@ def test_no_preset_asks_an_implementation_for_the_wrong_pass(name):
     assert {point.implementation.name.startswith("step_") for point in points} == {name == "decode"}
 
 
+def test_an_automatic_chunk_size_that_is_given_too_is_measured_once():
+    """Of each operation in plain PyTorch what it takes by itself is what its plan says."""
+    axes = {"chunk_size": (None, 32, 64), "seq_len": (32, 256)}
+    points = select_points(presets.load_preset("quick"), axes, ["reference_sig", "reference_gla", "sdpa"], "cpu")
+    sizes = {(p.implementation.name, p.problem.seq_len, p.problem.chunk_size) for p in points}
+    of_sig = {("reference_sig", 32, None), ("reference_sig", 32, 64)}
+    assert {size for size in sizes if size[:2] == ("reference_sig", 32)} == of_sig
+    assert {size[2] for size in sizes if size[:2] == ("reference_sig", 256)} == {None, 32}
+    assert {size[2] for size in sizes if size[0] == "sdpa"} == {None}
+
+
 def test_paper_fig4_has_the_papers_settings():
     points = select_points(presets.load_preset("paper-fig4"), {}, ["sdpa"], "cuda")
     problems = {point.problem for point in points}

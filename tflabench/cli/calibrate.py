@@ -8,14 +8,20 @@ from tflabench.cli.common import app, options
 from tflabench.cli.common.console import emit
 from tflabench.conclusions.tables import FittedTable, TableColumn
 
+Force = Annotated[bool, options.option(options.HOW, None, "Store what is measured, also where it is worse.")]
+
 
 @app.command("calibrate")
 def calibrate(
     device: options.Device = "auto",
     seconds: Annotated[float, options.seconds(options.HOW, "Measure for about this time.", least=0.1, max=3600)] = 10.0,
+    force: Force = False,
     json_: options.Json = False,
 ) -> None:
-    """Measure the copy bandwidth and the matrix rate of this machine; theory uses them from then on."""
+    """Measure the copy bandwidth and the matrix rate of this machine; theory uses them from then on.
+
+    Where one differs from what is stored by more than 10%, it says so and keeps the better.
+    """
     from dataclasses import asdict
 
     from tflabench.bench import ceilings as ceilings_
@@ -24,7 +30,7 @@ def calibrate(
 
     machine = detect(device)
     with one_worker(machine.kind) as workers:
-        measured = ceilings_.calibrate(machine, ceilings_.CALIBRATED_DTYPES[machine.kind], workers.ask, seconds)
+        measured = ceilings_.calibrate(machine, ceilings_.CALIBRATED_DTYPES[machine.kind], workers.ask, seconds, force)
     document = {"device": machine.name, "ceilings": {dtype: asdict(each) for dtype, each in measured.items()}}
     columns = [
         TableColumn("dtype", lambda row: row[0]),

@@ -43,6 +43,7 @@ def line(row: Row) -> str:
         return f"{what}  {row.status}: {row.reason}"
     wrong = f"  WRONG: {row.reason}" if row.status == "wrong" else ""
     flags = "".join(f"  {flag}" for flag in ("noisy", "throttled") if getattr(row, flag))
+    flags += "" if row.closed else "  provisional"
     host = f"  host {row.host_ms:.3g} ms" if waits_for_host(row) else ""
     tuned = "" if row.tuned_fully or row.tuned is None else "  tuned with {tried} of {configurations} configurations"
     tuned = tuned.format(**row.tuned or {})
@@ -243,7 +244,13 @@ def _sources(row: Row) -> object:
 def notes(rows: Sequence[Row]) -> Iterator[str]:
     """Yield what the numbers of rows must be read with: noise, throttled GPUs, waiting hosts, ceilings."""
     if count := sum(bool(row.noisy) for row in rows):
-        yield f"noisy ({count}x): the median is less certain than the place among the others needs"
+        alone = len({row.implementation for row in rows}) == 1
+        needed = "5%" if alone else "the place among the others needs"
+        yield f"noisy ({count}x): the median is less certain than {needed}"
+    if part := [row for row in rows if row.verified_steps and row.verified_steps < row.seq_len]:
+        least = min(part, key=lambda row: (row.verified_steps or 0) / row.seq_len)
+        steps = f"{least.verified_steps:,} of {least.seq_len:,} steps"
+        yield f"checked in part ({len(part)}x, such as {steps}): `tflabench verify` takes more time for it"
     if count := sum(bool(row.throttled) for row in rows):
         yield f"throttled ({count}x): the GPU held its clock back"
     if slow := [row for row in rows if waits_for_host(row)]:

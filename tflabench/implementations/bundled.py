@@ -213,6 +213,11 @@ def fused_cost(op: Recurrence, problem: Problem) -> Cost:
     return fused.cost(problem, Modelled("fused", "sig", op.decays > 0, op.shared), size)
 
 
+def reference_chunk_size(problem: Problem) -> int:
+    """Return the chunk size that the PyTorch forms of scalar gates take where none is given."""
+    return min(CPU_CHUNK_SIZE, problem.seq_len)
+
+
 def gla_chunk_size(problem: Problem) -> int:
     """Return the chunk size that the Triton kernels of GLA take where none is given."""
     return tiling.fitting(gla_plan.default_chunk_size(problem.d_qk, problem.d_hv), problem.seq_len)
@@ -356,7 +361,8 @@ def _tfla(gate: GateName, kernels: str, **facts: Any) -> Implementation:
 def _reference(gate: GateName, form: Formulation) -> Implementation:
     chunked, build = form == "chunkwise", partial(build_reference, form, GATES[gate])
     name = "reference_{}" if chunked else f"reference_{form}_{{}}"
-    return _mlstm(gate, name, f"PyTorch {form}", build, formulation=form, chunked=chunked, **PLAIN)
+    facts = PLAIN | ({"usual_chunk_size": reference_chunk_size} if chunked else {})
+    return _mlstm(gate, name, f"PyTorch {form}", build, formulation=form, chunked=chunked, **facts)
 
 
 def _hopper(gate: GateName) -> Implementation:
@@ -370,7 +376,7 @@ def _hopper(gate: GateName) -> Implementation:
 SCALAR = {
     "hopper": Variant("hopper_{}", "fused for Hopper", fused_cost, FUSED, "fused"),
     "tfla_xl": Variant("tfla_{}_xl", "TFLA xl_chunk", recurrence_cost, TRITON, "tfla"),
-    "reference": replace(REFERENCE, cost=recurrence_cost, facts=PLAIN),
+    "reference": replace(REFERENCE, cost=recurrence_cost, facts=PLAIN | {"usual_chunk_size": reference_chunk_size}),
 }
 CHANNEL_GATES = {
     "tfla": Variant(

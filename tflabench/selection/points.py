@@ -58,6 +58,11 @@ def select_points(
                 points[point.id] = min(points.get(point.id, (stage, point)), (stage, point), key=itemgetter(0))
     if not points:
         raise InputError(f"preset {preset.name} has no implementation to run on {device}: name one with --impl")
+    for id_, (stage, point) in list(points.items()):
+        usual = point.implementation.usual_chunk_size
+        if point.implementation.chunked and point.problem.chunk_size is None and usual:  # the same call as with that
+            same = point_id(point.implementation, point.problem.with_(chunk_size=usual(point.problem)))
+            points[id_] = (min(stage, points.pop(same, (stage, point))[0]), point)
     rank = {impl.name: index for index, impl in enumerate(registry.implementations())}
 
     def place(entry: tuple[int, Point]) -> tuple[Any, ...]:
