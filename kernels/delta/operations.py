@@ -13,7 +13,7 @@ from tflabench.kernels.step import StepOptions, compute_step
 from tflabench.kernels.types import ChunkSize, DeltaImplementation, Layout
 
 from .gating import DeltaGate
-from .reference import l2_normalized
+from .normalize import l2_normalized
 
 NAMES = "g", "beta"
 
@@ -126,7 +126,8 @@ def _prepared(q: Tensor, k: Tensor, beta: Tensor, gated: bool, options: DeltaTer
     normalize, gate = options.pop("l2_normalize", False), DeltaGate(gated, options.pop("beta_max", 1))
     check_between("beta", check_tensor("beta", beta, q), 0, gate.beta_max)
     if normalize:
-        q, k = (l2_normalized(check_tensor(name, x, q)) for name, x in (("q", q), ("k", k)))
+        plain = options.get("implementation") == "reference"
+        q, k = (l2_normalized(check_tensor(name, x, q), plain=plain) for name, x in (("q", q), ("k", k)))
     return q, k, gate
 
 

@@ -125,12 +125,6 @@ def chunkwise(
     return torch.cat(outputs, 2)[:, :, :T].to(dtype), State(S)
 
 
-def l2_normalized(x: Tensor) -> Tensor:
-    """Return x (..., d) / sqrt(sum of x^2 + 1e-6), in the dtype of x."""
-    wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    return (wide * (wide.square().sum(-1, keepdim=True) + 1e-6).rsqrt()).to(x.dtype)
-
-
 def _start(q: Tensor, v: Tensor, initial: State | None) -> Tensor:
     """Return the matrix before the first step, in the dtype that it is computed in."""
     work = torch.promote_types(q.dtype, torch.float32)

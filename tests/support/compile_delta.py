@@ -11,8 +11,9 @@ import triton
 from compile_tfla import Launch, catching, compiled
 
 from tflabench.kernels.common.contract import Arguments, KernelOptions
-from tflabench.kernels.delta import chunkwise
+from tflabench.kernels.delta import chunkwise, normalize_kernel
 from tflabench.kernels.delta.gating import DELTA_NET, GATED_DELTA_NET, DeltaGate
+from tflabench.kernels.delta.normalize import EPSILON
 from tflabench.kernels.state import State
 
 CASES: dict[str, tuple[Any, ...]] = {  # sm, d_qk, d_hv, dtype, gate, bounds of documents
@@ -41,17 +42,22 @@ def launches(
     with catching(sm) as caught:
         o, last, saved = chunkwise.forward(inputs, options)
         chunkwise.backward(o, last, inputs, saved, options)
+        normalize_kernel.forward(q, EPSILON)
+        normalize_kernel.backward(q, q, EPSILON)
     return caught
 
 
+OWN = ("tile_inverses", "walk_errors", "walk_gradients", "normalize_rows")
+
+
 def main() -> None:
-    """Compile the named cases with the Triton that is installed: kernels of the delta rule, or all with "all"."""
+    """Compile kernels of the delta rule, and variants of others that only it launches, with the installed Triton."""
     rows: list[dict[str, Any]] = []
     for name in sys.argv[1:] or CASES:
         caught = launches(*CASES[name])
         told = {(launch[0].__name__, str(launch[2].get("config"))): launch for launch in caught}
         for (kernel, config), launch in told.items():
-            if kernel in ("tile_inverses", "walk_errors", "walk_gradients") or "strict=True" in config:
+            if kernel in OWN or "strict=True" in config:
                 rows.append(compiled(launch, CASES[name][0]) | {"case": name})
     json.dump({"triton": triton.__version__, "kernels": rows}, sys.stdout)
 

@@ -9,16 +9,16 @@ from tflabench.kernels.common.sizes import USUAL, Sizes
 from tflabench.kernels.delta.plan import WalkTiles
 
 
-@pytest.mark.parametrize(("triton", "case"), [("oldest", "wide"), ("installed", "wide"), ("oldest", "documents")])
-def test_kernels_fit_the_chip(triton: str, case: str) -> None:
-    kernels = compiled_under(triton, "compile_delta.py", case)["kernels"]
+@pytest.mark.parametrize("triton", ["oldest", "installed"])
+def test_kernels_fit_the_chip(triton: str) -> None:
+    kernels = compiled_under(triton, "compile_delta.py", "wide")["kernels"]
     assert {kernel["kernel"] for kernel in kernels} == {
-        "tile_inverses", "walk_errors", "walk_gradients", "parallel_outputs",
+        "tile_inverses", "walk_errors", "walk_gradients", "parallel_outputs", "normalize_rows",
     }  # fmt: skip
     told = WalkTiles.of(Sizes(2, 16, 2, 4096, 128, 256), 256, 2, 1, USUAL).shared_bytes(2, 90)
     for kernel in kernels:
         assert kernel["spilled_bytes"] == 0, kernel
         assert not kernel["warnings"], kernel
-        assert kernel["tensor_cores"], kernel
+        assert kernel["tensor_cores"] == (kernel["kernel"] != "normalize_rows"), kernel
         if kernel["kernel"] != "parallel_outputs":
             assert kernel["shared_bytes"] <= told

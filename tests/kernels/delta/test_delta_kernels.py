@@ -12,7 +12,9 @@ from delta_cases import DEVICE, Case, distance, draw, failures
 from tflabench import ops
 from tflabench.kernels.chunkwise_operator import setup_key
 from tflabench.kernels.common.cover import next_power_of_2
+from tflabench.kernels.delta import normalize_kernel
 from tflabench.kernels.delta.gating import GATED_DELTA_NET
+from tflabench.kernels.delta.normalize import EPSILON, l2_normalized
 from tflabench.kernels.scalar.plan import tfla
 from tflabench.ops import State
 
@@ -108,6 +110,22 @@ def test_the_operator_is_one_to_compilers() -> None:
         torch.library.opcheck(
             torch.ops.tflabench.chunkwise.default, arguments, test_utils=("test_schema", "test_faketensor")
         )
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_norms_and_their_gradients(turned: bool) -> None:
+    """Of rows that lie anyhow in memory, one of them zero."""
+    x = torch.randn(2, 3, 37, 24, device=DEVICE)
+    x[0, 1, 5] = 0
+    x = x.transpose(2, 3).contiguous().transpose(2, 3) if turned else x.transpose(1, 2)
+    dy = torch.randn_like(x)
+    wide = x.double().requires_grad_()
+    wanted = l2_normalized(wide)
+    (dx,) = torch.autograd.grad(wanted, wide, dy.double())
+    made, gradient = normalize_kernel.forward(x, EPSILON), normalize_kernel.backward(dy, x, EPSILON)
+    assert made.stride() == gradient.stride() == torch.empty_like(x).stride()
+    torch.testing.assert_close(made, wanted.detach().float())
+    torch.testing.assert_close(gradient, dx.float(), rtol=1e-5, atol=1e-5)
 
 
 def test_what_the_kernels_do_not_take_is_named() -> None:
