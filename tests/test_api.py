@@ -168,7 +168,7 @@ def test_sweep_says_what_it_cannot_measure(options: dict[str, Any], message):
 def test_dir_and_help_show_the_api():
     assert {*tflabench.__all__} <= {*dir(tflabench)}
     shown = pydoc.plain(pydoc.render_doc(tflabench))
-    assert all(f"    {name}(" in shown for name in ("compare", "sweep", "verify", "profile"))
+    assert all(f"    {name}(" in shown for name in ("advise", "compare", "sweep", "verify", "profile"))
 
 
 def test_verify_checks_what_the_command_does(monkeypatch):
@@ -206,3 +206,15 @@ def test_compare_has_the_verdicts_of_the_command(tmp_path):
     assert found["b.ms_median"].tolist() == [2.0, 2.0]
     with pytest.raises(InputError, match="threshold is 5"):
         tflabench.compare(*folders, threshold=5)
+
+
+def test_advice_is_the_commands():
+    given = {"gpu": "H100", "heads": 4, "seq_len": 2048, "gate": "sig", "memory_budget": "8GiB"}
+    words = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
+    told = json.loads(CliRunner().invoke(app, ["advise", *words, "--json"]).stdout)["ranked"]
+    found = tflabench.advise(**given)
+    assert found["implementation"].tolist() == [choice["implementation"] for choice in told]
+    assert found["step_ms"].tolist() == [choice["step_ms"] for choice in told]
+    for options, message in (({"gate": "tanh"}, "gate is 'tanh'"), ({"memory_budget": "1MiB"}, "nothing fits")):
+        with pytest.raises(InputError, match=message):
+            tflabench.advise("H100", **options)

@@ -364,6 +364,62 @@ def compare(
     return pd.json_normalize(comparison.compare(matched(of_a, of_b, folder), tolerance).points)
 
 
+def advise(  # noqa: PLR0913  public
+    gpu: str | None = None,
+    *,
+    d_qk: int = 256,
+    d_hv: int = 512,
+    heads: int = 8,
+    seq_len: int = 8192,
+    batch: int | None = None,
+    pass_: Pass = "fwbw",
+    dtype: str = "bfloat16",
+    gate: str | Sequence[str] = ("exp", "sig"),
+    impl: str | Sequence[str] | None = None,
+    layers: int = 1,
+    tokens: int | None = None,
+    memory_budget: str | None = None,
+    plugin: str | Sequence[str] = (),
+) -> pd.DataFrame:
+    """Rank kernels, chunk sizes and batches by theory, as the command `tflabench advise` does without `--measure`.
+
+    Args:
+        gpu: as for `optimal_chunk_size`.
+        d_qk, d_hv, heads, seq_len, dtype: of a call.
+        batch: sequences of one call; None for 8, or with `tokens` the best.
+        pass_: "fw" or "fwbw".
+        gate: any of exp and sig (mLSTM), simple_gla, gla, retention, mamba2, ...
+        impl: only these implementations, by patterns.
+        layers: that run the kernel.
+        tokens: of a step, for which the batch is chosen.
+        memory_budget: such as "8GiB"; None for all that the GPU has.
+        plugin: as for `sweep`.
+
+    Returns:
+        A row for each choice, the best first: times of a call and a step in milliseconds, memory in bytes.
+
+    Raises:
+        InputError: what cannot be understood, or nothing fits the memory.
+    """
+    import pandas as pd
+
+    from tflabench.bench.gpu_choice import chosen_gpu
+    from tflabench.conclusions import advise as advising
+    from tflabench.problem import Problem, parse_bytes
+
+    if tokens is not None and batch is not None:
+        raise InputError(f"batch is {batch} and tokens {tokens}: give one of them, tokens chooses the batch")
+    _plugged_in(plugin)
+    chip = chosen_gpu(gpu, dtype, None, None)
+    problem = Problem(8 if batch is None else batch, heads, seq_len, d_qk, d_hv, dtype=dtype, pass_=pass_)
+    memory = chip.memory_bytes if memory_budget is None else parse_bytes("memory_budget", memory_budget)
+    demand = advising.Demand(problem, layers, tokens, memory)
+    pattern = None if impl is None else ",".join(_listed(impl))
+    advice = advising.advice(demand, chip, advising.checked_gates(_listed(gate)), "cuda", pattern)
+    advice.require_fit()
+    return pd.DataFrame([advice.row(choice) for choice in advice.ranked])
+
+
 def _plugged_in(plugin: str | Sequence[str]) -> list[str]:
     """Return the names of plugins, whose implementations are known from here on."""
     from tflabench.implementations import registry

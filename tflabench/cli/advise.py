@@ -91,7 +91,7 @@ def advise(  # noqa: PLR0913  options
 
     if tokens is not None and batch is not None:
         raise InputError(f"batch is {batch} and tokens {tokens}: give one of them, --tokens chooses the batch")
-    gates = _gates(gate)
+    gates = advising.checked_gates(options.words(gate))
     size = 8 if batch is None else batch
     problem = Problem(size, heads, seq_len, d_qk, d_hv, dtype=dtype, pass_=pass_)  # type: ignore[arg-type]
     here = detect("auto")
@@ -107,7 +107,7 @@ def advise(  # noqa: PLR0913  options
         advice = _measured(ranking, dtype, here, rules, top)
     else:
         advice = ranking(chosen_gpu(gpu, dtype, peak_tflops, bandwidth_tbs), "cuda")
-    _require_fit(advice)
+    advice.require_fit()
     notes = _notes(advice, here, measure)
     if plot:
         from tflabench.figures.memory_frontier import draw
@@ -115,31 +115,6 @@ def advise(  # noqa: PLR0913  options
         write_drawn(draw(advice, _title(advice), notes), plot)
     document = _document(advice, notes)
     emit(document, _text(advice, document, top), as_json)
-
-
-def _gates(text: str) -> list[str]:
-    """Return the gates and other linear RNNs that --gate names.
-
-    Raises:
-        InputError: one is not known.
-    """
-    from tflabench.conclusions.advise import computed
-
-    gates = options.words(text)
-    if wrong := [word for word in gates if word not in computed()]:
-        raise InputError(f"gate is {wrong[0]!r}: it must be any of {', '.join(computed())}, comma-separated")
-    return gates
-
-
-def _require_fit(advice: Advice) -> None:
-    """Raise InputError where no choice fits the memory, with what one sequence takes at least."""
-    if advice.ranked[0].fits:
-        return
-    least = min(choice.memory_bytes / choice.problem.batch for choice in advice.ranked)
-    raise InputError(
-        f"nothing fits {size_in_words(advice.demand.memory_bytes or 0)}: one sequence takes at least "
-        f"{size_in_words(least)}; give a smaller batch, shorter sequences, fewer layers or more memory"
-    )
 
 
 def _measured(ranking: Ranking, dtype: str, here: Machine, rules: Rules, top: int) -> Advice:
@@ -331,11 +306,11 @@ def _document(advice: Advice, notes: Sequence[str]) -> dict[str, Any]:
     from tflabench.theory import held_out
 
     demand = advice.demand
-    ranked = [_row(advice, choice) for choice in advice.ranked]
+    ranked = [advice.row(choice) for choice in advice.ranked]
     return {
         "recommended": ranked[0],
         "ranked": ranked,
-        "frontier": [_row(advice, choice) for choice in advice.frontier],
+        "frontier": [advice.row(choice) for choice in advice.frontier],
         "refused": [asdict(each) for each in advice.refused],
         "never_run": advice.ranked[0].source != "measured" and not held_out.has_run_on(advice.gpu),
         "layers": demand.layers,
@@ -344,25 +319,4 @@ def _document(advice: Advice, notes: Sequence[str]) -> dict[str, Any]:
         "problem": demand.problem.columns(),
         "gpu": asdict(advice.gpu),
         "notes": list(notes),
-    }
-
-
-def _row(advice: Advice, choice: Candidate) -> dict[str, Any]:
-    error = advice.error(choice)
-    return {
-        "implementation": choice.kernel.name,
-        "gate": choice.kernel.computes,
-        "chunk_size": choice.problem.chunk_size,
-        "batch": choice.problem.batch,
-        "call_ms": choice.call_s * 1e3,
-        "source": choice.source,
-        "held_out_error": asdict(error) if error else None,
-        "model_ms_lower": float(choice.bounds.lower) * 1e3,
-        "model_ms_upper": float(choice.bounds.upper) * 1e3,
-        "outside_bounds": choice.outside,
-        "calls": choice.calls,
-        "step_ms": choice.step_s * 1e3,
-        "memory_bytes": choice.memory_bytes,
-        "largest_batch": choice.largest_batch,
-        "fits": choice.fits,
     }

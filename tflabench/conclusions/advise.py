@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from tflabench.implementations import registry
 from tflabench.implementations.adapter import Implementation
 from tflabench.kernels.scalar.plan import hopper
-from tflabench.problem import DeviceKind, InputError, Problem
+from tflabench.problem import DeviceKind, InputError, Problem, size_in_words
 from tflabench.rows.schema import Row
 from tflabench.selection.points import Point
 from tflabench.theory import cost, fused, held_out, launches
@@ -243,12 +244,54 @@ class Advice:
         """Return the choices for which more memory buys time, over all that fit."""
         return frontier([choice for choice in self.considered if choice.fits], WORTH_MEMORY)
 
+    def require_fit(self) -> None:
+        """Raise InputError where no choice fits the memory, with what one sequence takes at least."""
+        if self.ranked[0].fits:
+            return
+        least = min(choice.memory_bytes / choice.problem.batch for choice in self.ranked)
+        raise InputError(
+            f"nothing fits {size_in_words(self.demand.memory_bytes or 0)}: one sequence takes at least "
+            f"{size_in_words(least)}; give a smaller batch, shorter sequences, fewer layers or more memory"
+        )
+
+    def row(self, choice: Candidate) -> dict[str, Any]:
+        """Return a choice in plain values."""
+        error = self.error(choice)
+        return {
+            "implementation": choice.kernel.name,
+            "gate": choice.kernel.computes,
+            "chunk_size": choice.problem.chunk_size,
+            "batch": choice.problem.batch,
+            "call_ms": choice.call_s * 1e3,
+            "source": choice.source,
+            "held_out_error": asdict(error) if error else None,
+            "model_ms_lower": float(choice.bounds.lower) * 1e3,
+            "model_ms_upper": float(choice.bounds.upper) * 1e3,
+            "outside_bounds": choice.outside,
+            "calls": choice.calls,
+            "step_ms": choice.step_s * 1e3,
+            "memory_bytes": choice.memory_bytes,
+            "largest_batch": choice.largest_batch,
+            "fits": choice.fits,
+        }
+
     def error(self, choice: Candidate) -> ModelError | None:
         """Return the error on held-out rows of the model behind a choice's time; None where there is none."""
         modelled = choice.kernel.modelled
         if choice.source != "calibrated model" or modelled is None:
             return None
         return held_out.held_out_error(modelled.algorithm, self.gpu)
+
+
+def checked_gates(gates: Sequence[str]) -> list[str]:
+    """Return the names of gates and other linear RNNs, if implementations compute them.
+
+    Raises:
+        InputError: none computes one of them.
+    """
+    if wrong := [gate for gate in gates if gate not in computed()]:
+        raise InputError(f"gate is {wrong[0]!r}: it must be any of {', '.join(computed())}, comma-separated")
+    return [*gates]
 
 
 def computed() -> tuple[str, ...]:
