@@ -168,7 +168,7 @@ def test_sweep_says_what_it_cannot_measure(options: dict[str, Any], message):
 def test_dir_and_help_show_the_api():
     assert {*tflabench.__all__} <= {*dir(tflabench)}
     shown = pydoc.plain(pydoc.render_doc(tflabench))
-    assert all(f"    {name}(" in shown for name in ("advise", "compare", "sweep", "verify", "profile"))
+    assert all(f"    {name}(" in shown for name in ("advise", "compare", "sweep", "verify", "profile", "roofline"))
 
 
 def test_verify_checks_what_the_command_does(monkeypatch):
@@ -218,3 +218,11 @@ def test_advice_is_the_commands():
     for options, message in (({"gate": "tanh"}, "gate is 'tanh'"), ({"memory_budget": "1MiB"}, "nothing fits")):
         with pytest.raises(InputError, match=message):
             tflabench.advise("H100", **options)
+
+
+def test_a_roofline_has_the_roofs_and_chunk_sizes_asked_for():
+    figure = tflabench.roofline(["A100", "H100"], chunk_size=[64, 256])
+    (axes,) = [axes for axes in figure.axes if axes.lines]
+    assert {"64", "256"} <= {text.get_text().removeprefix("L = ") for text in axes.texts}
+    with pytest.raises(InputError, match="no GPU is called 'H1000'"):
+        tflabench.roofline("H1000")

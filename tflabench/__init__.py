@@ -9,11 +9,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tflabench.api import Axes, advise, compare, load, optimal_chunk_size, plot, profile, sweep, verify
+    from tflabench.api import Axes, advise, compare, load, optimal_chunk_size, plot, profile, roofline, sweep, verify
     from tflabench.problem import InputError
 
 __all__ = [
-    "Axes", "InputError", "advise", "compare", "load", "optimal_chunk_size", "plot", "profile", "sweep", "verify",
+    "Axes", "InputError", "advise", "compare", "load", "optimal_chunk_size", "plot", "profile", "roofline", "sweep",
+    "verify",
 ]  # fmt: skip
 __version__ = "0.3.0"
 

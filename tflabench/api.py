@@ -420,6 +420,43 @@ def advise(  # noqa: PLR0913  public
     return pd.DataFrame([advice.row(choice) for choice in advice.ranked])
 
 
+def roofline(
+    gpu: str | Sequence[str] = ("V100", "A100", "H100"),
+    *,
+    d_qk: int = 256,
+    d_hv: int = 512,
+    gate: Literal["exp", "sig", "gla"] = "sig",
+    chunk_size: AxisValues = "16:4096:x4",
+    dtype: str = "bfloat16",
+    pass_: Pass = "fw",
+    state_dtype: str = "float32",
+) -> Figure:
+    """Return a matplotlib figure of the arithmetic intensity of chunk sizes under the roofs of GPUs.
+
+    It is what the command `tflabench roofline` draws; `plot` has measured points.
+
+    Args:
+        gpu: one or several, as for `optimal_chunk_size`.
+        d_qk, d_hv, gate, dtype, pass_, state_dtype: as for `optimal_chunk_size`.
+        chunk_size: L, a value, a range or several.
+
+    Raises:
+        InputError: what cannot be understood.
+    """
+    from tflabench.bench.gpu_choice import chosen_gpu
+    from tflabench.figures.matplotlib_renderer import draw
+    from tflabench.figures.roofline import of_chunk_sizes, of_gpus
+    from tflabench.problem import Problem
+
+    gpus = [chosen_gpu(name, dtype, None, None) for name in _listed(gpu)]
+    sizes = [size for size in _parsed({"chunk_size": chunk_size})["chunk_size"] if isinstance(size, int)]
+    if not (gpus and sizes):
+        raise InputError(f"gpu is {gpu!r} and chunk_size {chunk_size!r}: they must name one of each at least")
+    problem = Problem(1, 1, max(sizes), d_qk, d_hv, dtype=dtype, pass_=pass_)
+    drawn = of_chunk_sizes(gpus, sizes, problem, gate, state_dtype=state_dtype)
+    return draw(of_gpus(gpus, drawn.costs, drawn.title))
+
+
 def _plugged_in(plugin: str | Sequence[str]) -> list[str]:
     """Return the names of plugins, whose implementations are known from here on."""
     from tflabench.implementations import registry

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated
 
 from tflabench.bench.gpu_choice import chosen_gpu
 from tflabench.cli.common import app, complete, options
-from tflabench.cli.common.console import PASS_NAMES, emit
+from tflabench.cli.common.console import emit
 from tflabench.cli.common.paths import Overlay, out_file, write_drawn
 from tflabench.conclusions.tables import FittedTable, TableColumn
-from tflabench.problem import InputError, Problem, dtype_bytes, one_of
+from tflabench.problem import InputError, Problem
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from rich.console import RenderableType
 
+    from tflabench.figures.roofline import Roofline
     from tflabench.figures.source import Source
-    from tflabench.theory.cost import Cost
     from tflabench.theory.hardware import Gpu
 
 
@@ -36,31 +36,6 @@ Gpus = Annotated[
         show_default="those of --overlay, else V100,A100,H100",
     ),
 ]
-
-
-class _Roofline(NamedTuple):
-    """A roofline: its title, its GPUs and the cost at each L."""
-
-    title: str
-    chips: list[Gpu]
-    costs: dict[int, Cost]
-
-    @property
-    def points(self) -> list[dict[str, Any]]:
-        """Return what each GPU attains at each L, and what bounds it."""
-        from tflabench.theory.roofline import attainable, compute_bound
-
-        return [
-            {
-                "gpu": chip.name,
-                "chunk_size": size,
-                "intensity": float(cost.intensity),
-                "attainable_tflops": float(attainable(chip.ceilings, cost.intensity)) / 1e12,
-                "bound": "compute" if compute_bound(cost, chip.ceilings) else "memory",
-            }
-            for chip in self.chips
-            for size, cost in self.costs.items()
-        ]
 
 
 @app.command("roofline")
@@ -82,9 +57,7 @@ def roofline(  # noqa: PLR0913  options
     as_json: options.Json = False,
 ) -> None:
     """Draw the arithmetic intensity of chunk sizes under the rooflines of GPUs, with measured points laid over."""
-    from tflabench.figures.roofline import counted, of_gpus
-    from tflabench.theory.chunk_size import Tradeoff
-    from tflabench.theory.cost import GATES
+    from tflabench.figures.roofline import counted, of_chunk_sizes, of_gpus
 
     over = _measured(overlay, pass_, dtype) if overlay else None
     if gpu or peak_tflops or bandwidth_tbs:
@@ -92,21 +65,11 @@ def roofline(  # noqa: PLR0913  options
     else:
         chips = [chosen_gpu(name, dtype) for name in (over and _gpus(over)) or ("V100", "A100", "H100")]
     sizes = _sizes(chunk_size)
-    kind: Any = one_of("gate", gate, GATES)
-    tradeoff = Tradeoff(
-        Problem(1, 1, max(sizes), d_qk, d_hv, dtype=dtype, pass_=pass_),  # type: ignore[arg-type]
-        kind,
-        chips[0].ceilings,
-        causal_factor,
-        dtype_bytes("state_dtype", state_dtype),
-        one_of("counts", counts, ("published", "exact")),  # type: ignore[arg-type]
+    problem = Problem(1, 1, max(sizes), d_qk, d_hv, dtype=dtype, pass_=pass_)  # type: ignore[arg-type]
+    drawn = of_chunk_sizes(
+        chips, sizes, problem, gate, causal_factor=causal_factor, state_dtype=state_dtype, counts=counts
     )
-    title = (
-        f"{GATES[kind].title} {PASS_NAMES[pass_]}: d_qk {d_qk}, d_hv {d_hv}, {dtype}, states {state_dtype}, "
-        f"F_causal {causal_factor:g}"
-    )
-    drawn = _Roofline(title, chips, {size: tradeoff.cost(size) for size in sizes})
-    write_drawn(of_gpus(chips, drawn.costs, title, over), out)
+    write_drawn(of_gpus(chips, drawn.costs, drawn.title, over), out)
     document = {
         "file": str(out),
         "gpus": [asdict(chip) for chip in chips],
@@ -133,7 +96,7 @@ def _sizes(text: str) -> list[int]:
     return sizes
 
 
-def _text(drawn: _Roofline) -> Iterator[RenderableType]:
+def _text(drawn: Roofline) -> Iterator[RenderableType]:
     """Yield a line an L: its intensity, and what each GPU attains there."""
     from rich.text import Text
 
@@ -147,7 +110,7 @@ def _text(drawn: _Roofline) -> Iterator[RenderableType]:
         TableColumn("FLOP/B", lambda size: drawn.costs[size].intensity, ".0f"),
         *(
             TableColumn(f"{chip.name}\nI_acc {chip.ceilings.intensity:.0f}", at(chip), ">", drop=n)
-            for n, chip in enumerate(drawn.chips)
+            for n, chip in enumerate(drawn.gpus)
         ),
     ]
     yield Text(drawn.title, style="bold")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 from tflabench.figures.captions import caption, provenance
 from tflabench.figures.curves import BACKGROUND
@@ -15,8 +15,11 @@ from tflabench.figures.looks import MARKERS, Look
 from tflabench.figures.model import Curve, Figure, Ink, Key
 from tflabench.figures.quantities import PASSES, RUNTIME, Rows, by_pass
 from tflabench.figures.source import Source
-from tflabench.theory.cost import Cost
+from tflabench.problem import Problem, dtype_bytes, one_of
+from tflabench.theory.chunk_size import Tradeoff
+from tflabench.theory.cost import GATES, Cost
 from tflabench.theory.hardware import DATASHEET_DTYPES, Ceilings, Gpu, from_device_name, short_device
+from tflabench.theory.roofline import attainable, compute_bound
 
 ROOF = Ink("#404040")
 WORDS = ("arithmetic intensity, modelled", "achieved rate")
@@ -50,6 +53,54 @@ def draw(stem: str, source: Source, rows: Rows) -> Figure:
         rows=rows,
         height=1.7,
     )
+
+
+class Roofline(NamedTuple):
+    """Chunk sizes under the roofs of GPUs: what is drawn, and the cost at each L."""
+
+    title: str
+    gpus: Sequence[Gpu]
+    costs: Mapping[int, Cost]
+
+    @property
+    def points(self) -> list[dict[str, Any]]:
+        """Return what each GPU attains at each L, and what bounds it."""
+        return [
+            {
+                "gpu": gpu.name,
+                "chunk_size": size,
+                "intensity": float(cost.intensity),
+                "attainable_tflops": float(attainable(gpu.ceilings, cost.intensity)) / 1e12,
+                "bound": "compute" if compute_bound(cost, gpu.ceilings) else "memory",
+            }
+            for gpu in self.gpus
+            for size, cost in self.costs.items()
+        ]
+
+
+def of_chunk_sizes(
+    gpus: Sequence[Gpu], sizes: Sequence[int], problem: Problem, gate: str, *,
+    causal_factor: float = 0.5, state_dtype: str = "float32", counts: str = "published",
+) -> Roofline:  # fmt: skip
+    """Return chunk sizes under the roofs of GPUs, by the paper's counts.
+
+    Args:
+        problem: its dtype, pass and head dimensions count.
+        gate: a name in `cost.GATES`.
+        counts: "published" or "exact".
+
+    Raises:
+        InputError: an unknown gate, dtype or counts.
+    """
+    kind: Any = one_of("gate", gate, GATES)
+    kinds: Any = one_of("counts", counts, ("published", "exact"))
+    state_bytes = dtype_bytes("state_dtype", state_dtype)
+    tradeoff = Tradeoff(problem, kind, gpus[0].ceilings, causal_factor, state_bytes, kinds)
+    title = (
+        f"{GATES[kind].title} {PASSES[problem.pass_]}: d_qk {problem.d_qk}, d_hv {problem.d_hv}, "
+        f"{problem.dtype}, states {state_dtype}, F_causal {causal_factor:g}"
+    )
+    return Roofline(title, gpus, {size: tradeoff.cost(size) for size in sizes})
 
 
 def of_gpus(gpus: Sequence[Gpu], costs: Mapping[int, Cost], setting: str, source: Source | None = None) -> Figure:
