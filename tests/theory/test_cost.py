@@ -71,6 +71,17 @@ TABLES_8_10_12 = {
         "intra outputs": 0.5 * (2 * 16 * 5 + 16 * 1_000_000),
     },
     ("recurrent", "gla"): {"gates": 4 * 2 * 10, "memory cell": 4 * 18, "outputs": 4 * (12 + 2)},
+    # Matrix products alone; tiles of 64 steps, of which a step meets half.
+    ("chunkwise", "gated_delta_net"): {
+        "recurrent numerator": 4 * 12,
+        "inter outputs": 4 * 12,
+        "intra outputs": 0.5 * 2 * 16 * 5,
+        "scores of keys: K K^T": 4 * 0.5 * 2 * 64 * 2,
+        "inverse: (I + A)^-1": 4 * 64**2 / 3,
+        "errors: K C": 4 * 12,
+        "errors: (I + A)^-1 (V - K C)": 4 * 0.5 * 2 * 64 * 3,
+    },
+    ("recurrent", "delta_net"): {"memory cell": 4 * 24, "outputs": 4 * 12, "errors: K C": 4 * 12},
 }
 TABLE_17 = {
     ("chunkwise", "exp"): 4 * 4 * 0.5 * 18 + 4 * 4 + 2 * 4 * 0.5 + 4 * (24 + 12 + 12 + 13) + (12 + 4 + 5),
@@ -113,6 +124,14 @@ def test_bytes_are_the_totals_of_tables_9_11_13(formulation, gate, expected):
 def test_gla_moves_a_decay_for_each_channel_where_sig_moves_two_gates(formulation, loads):
     gla, sig = (cost.byte_polynomial(formulation, gate, 16, 3, gate_bytes=4)(64) for gate in ("gla", "sig"))
     assert gla - sig == loads * 64 * (16 - 2) * 4
+
+
+def test_a_delta_rule_moves_inverses_and_errors_more_than_linear_attention():
+    """A kernel reads k and writes inverses, the next one reads them and writes errors; the third reads these for v."""
+    delta, sig = (cost.byte_polynomial("chunkwise", gate, 16, 3)(64) for gate in ("delta_net", "sig"))
+    k, inverses, errors = 2 * 16, 2 * 2 * 64, 2 * 3
+    gates = 3 * 2 - 2 * 4  # beta in three kernels, two gates in two
+    assert delta - sig == 64 * (k + inverses + errors + gates)
 
 
 def test_the_paper_has_no_count_of_gla():

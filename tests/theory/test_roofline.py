@@ -85,15 +85,20 @@ def test_the_bound_of_the_mlstm_at_the_sizes_of_the_paper(
 
 
 @pytest.mark.parametrize(
-    ("bounded", "gate_bytes"),
-    [("ungated", 0), ("one_gate", 4), ("two_gates", 8), ("channel_gates", 2 * 128)],
-)
-def test_gates_are_read_in_both_passes_and_their_gradients_written(bounded: Bounded, gate_bytes: int):
+    ("bounded", "gate_bytes", "reads_of_k"),
+    [
+        ("ungated", 0, 0), ("one_gate", 4, 0), ("two_gates", 8, 0), ("channel_gates", 2 * 128, 0), ("delta_rule", 4, 1),
+        ("gated_delta_rule", 8, 1),
+    ],
+)  # fmt: skip
+def test_gates_are_read_in_both_passes_and_their_gradients_written(bounded: Bounded, gate_bytes: int, reads_of_k: int):
     passes = pass_bounds(bounded, SMALL.with_(pass_="fwbw"))
     assert passes
     tokens = 16 * 16 * 4096
     assert [cost.bytes / tokens for cost in passes] == [1536 + gate_bytes, 2560 + 2 * gate_bytes]
-    assert [cost.flops / tokens for cost in passes] == [4 * 2**15 + 64 * 384, 10 * 2**15 + 64 * 896]
+    within = [(1 + reads_of_k) * 64 * pairs for pairs in (384, 896)]
+    through = [(4 + 2 * reads_of_k) * 2**15, (10 + 6 * reads_of_k) * 2**15]
+    assert [cost.flops / tokens for cost in passes] == [a + b for a, b in zip(through, within, strict=True)]
 
 
 def test_the_products_within_a_chunk_are_of_64_steps_or_of_the_sequence():
