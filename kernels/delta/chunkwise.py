@@ -32,7 +32,7 @@ from tflabench.kernels.state import State
 from tflabench.kernels.types import SIMPLE_GLA, Gating
 
 from .call import DeltaCall
-from .walks import WalkInputs, errors_and_states, gradients_of_states
+from .walks import DeltaInputs, errors_and_states, gradients_of_states
 
 
 def kernels() -> Kernels:
@@ -100,7 +100,7 @@ def backward(
     first, last = _matrix(arguments.initial), _matrix(d_last)
     states = walk(scalar, plan.forward_states, ChunkInputs(k, errors, first), q.dtype).states
     assert states is not None
-    back = gradients_of_states(call, WalkInputs(q, k, v, errors, do), states, last)
+    back = gradients_of_states(call, DeltaInputs(q, k, v, errors, do), states, last)
     before, after = EdgeStates(states, None, first is not None), EdgeStates(back.states.states, None, last is not None)
 
     inputs = Inputs(q, k, errors, dh=do)

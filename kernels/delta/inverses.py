@@ -32,7 +32,7 @@ from .call import DeltaCall
 BLOCK = tl.constexpr(16)
 
 
-class TileSizes(NamedTuple):
+class InverseSizes(NamedTuple):
     """Numbers of a launch: heads, heads that share one of q and k, steps, d_qk, factor of q."""
 
     heads: Any
@@ -43,7 +43,7 @@ class TileSizes(NamedTuple):
 
 
 @dataclass(frozen=True)
-class TileConfig:
+class InverseConfig:
     """Tell what `tile_inverses` is compiled for.
 
     Attributes:
@@ -155,8 +155,8 @@ def of_tiles(call: DeltaCall, k: Tensor, q: Tensor | None = None) -> OfTiles:
     enqueue(
         tile_inverses, count,
         None if q is None else call.rows(q), call.rows(k), call.gates, inverses, scores,
-        TileSizes(heads, heads // k.shape[1], T, k.shape[-1], call.scalar.scale),
-        config=TileConfig(
+        InverseSizes(heads, heads // k.shape[1], T, k.shape[-1], call.scalar.scale),
+        config=InverseConfig(
             q is not None, tiles.rows, tiles.channels, tiles.parts, call.precision,
             "tf32" if k.element_size() == 2 else call.precision,
         ), num_warps=4, num_stages=1,

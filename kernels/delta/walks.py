@@ -87,7 +87,7 @@ class Sums(NamedTuple):
 
 
 @dataclass(frozen=True)
-class WalkConfig:
+class DeltaConfig:
     """Tell what a walk is compiled for.
 
     Attributes:
@@ -104,7 +104,7 @@ class WalkConfig:
     parts: int
 
 
-class WalkPlace(NamedTuple):
+class DeltaPlace(NamedTuple):
     """Say where a program walks: batch and head, its part of the states, tiles, and columns of v."""
 
     bh: Any
@@ -119,7 +119,7 @@ class WalkPlace(NamedTuple):
 
 @triton.jit
 def place_of_walk(matrices, sizes, config: tl.constexpr):
-    """Return the `WalkPlace` of this program."""
+    """Return the `DeltaPlace` of this program."""
     COLUMNS: tl.constexpr = config.columns
     blocks = tl.cdiv(sizes.d_hv, COLUMNS)
     block = tl.program_id(0) % blocks  # neighbours share tiles of k through L2
@@ -134,7 +134,7 @@ def place_of_walk(matrices, sizes, config: tl.constexpr):
         first = 0
         count = tl.cdiv(sizes.T, config.rows)
     column = block * COLUMNS + tl.arange(0, COLUMNS)
-    return WalkPlace(bh, bh // sizes.heads, bh % sizes.heads, part, first, count, block, column)
+    return DeltaPlace(bh, bh // sizes.heads, bh % sizes.heads, part, first, count, block, column)
 
 
 @triton.jit
@@ -188,8 +188,8 @@ def walk_errors(k, v, errors, gates, matrices, sizes, config: tl.constexpr):
         at = tile_of_head * ROWS + r
         reads, writes = tl.exp(tl.load(gates.prefix + at)), tl.exp(tl.load(gates.a + at))
         # [rows, channels] @ [channels, columns] -> [rows, columns]
-        known = tl.dot(k_tile, acc.to(k_tile.dtype), input_precision=config.precision)
-        error = v_tile.to(tl.float32) - reads[:, None] * known
+        read = tl.dot(k_tile, acc.to(k_tile.dtype), input_precision=config.precision)
+        error = v_tile.to(tl.float32) - reads[:, None] * read
         rounded = solved(error, tile_of_head, matrices, k_tile.dtype, False, config).to(k_tile.dtype)
         store_rows(errors, rounded, place.b, place.h, tile * ROWS + r, column, T, d_hv)
         written = (rounded.to(tl.float32) * writes[:, None]).to(k_tile.dtype)
@@ -255,14 +255,14 @@ def walk_gradients(q, k, errors, do, dv, gates, matrices, sums, sizes, config: t
 # --- On the host ------------------------------------------------------------------------------------------------------
 
 
-class WalkStates(NamedTuple):
+class DeltaStates(NamedTuple):
     """States of a sequence: on entering each chunk (B, H, chunks, d_qk, d_hv), and after the last one, float32."""
 
     states: Tensor
     last: Tensor
 
 
-class WalkGradients(NamedTuple):
+class DeltaGradients(NamedTuple):
     """Name what the walk backward gives.
 
     Attributes:
@@ -274,11 +274,11 @@ class WalkGradients(NamedTuple):
 
     dv: Tensor
     dbeta: Tensor
-    states: WalkStates
+    states: DeltaStates
     through: Tensor
 
 
-class WalkInputs(NamedTuple):
+class DeltaInputs(NamedTuple):
     """Tensors (B, H, T, d) of a call, as kernels take them (`tiles.aligned`), q and k of fewer heads where they share.
 
     Attributes:
@@ -292,7 +292,7 @@ class WalkInputs(NamedTuple):
     do: Tensor
 
 
-def errors_and_states(call: DeltaCall, k: Tensor, v: Tensor, first: Tensor | None) -> tuple[Tensor, WalkStates]:
+def errors_and_states(call: DeltaCall, k: Tensor, v: Tensor, first: Tensor | None) -> tuple[Tensor, DeltaStates]:
     """Return R like v, contiguous, and the states before chunks; `first`: (B, H, d_qk, d_hv) float32, None for zero."""
     errors = torch.empty_like(v, memory_format=torch.contiguous_format)
     states, matrices = _matrices(call, k, v, of_tiles(call, k), first)
@@ -300,7 +300,7 @@ def errors_and_states(call: DeltaCall, k: Tensor, v: Tensor, first: Tensor | Non
     return errors, states
 
 
-def gradients_of_states(call: DeltaCall, inputs: WalkInputs, states: Tensor, last: Tensor | None) -> WalkGradients:
+def gradients_of_states(call: DeltaCall, inputs: DeltaInputs, states: Tensor, last: Tensor | None) -> DeltaGradients:
     """Return dV, dbeta and gradients of states.
 
     Args:
@@ -314,19 +314,19 @@ def gradients_of_states(call: DeltaCall, inputs: WalkInputs, states: Tensor, las
     through = v.new_zeros((*back.states.shape[:3], blocks), dtype=torch.float32)
     sums = Sums(call.scalar.gates.log_f, dbeta, through)
     _launch(call, walk_gradients, [q, k, errors, do, dv], matrices._replace(other=states), (sums,))
-    return WalkGradients(dv, dbeta.sum(2), back, through.sum(-1))
+    return DeltaGradients(dv, dbeta.sum(2), back, through.sum(-1))
 
 
 def _matrices(
     call: DeltaCall, k: Tensor, v: Tensor, tiles: OfTiles, before: Tensor | None
-) -> tuple[WalkStates, DeltaMatrices]:
+) -> tuple[DeltaStates, DeltaMatrices]:
     """Return where a walk writes states, and all matrices of it."""
     (batch, heads, _, d_hv), d_qk = v.shape, k.shape[-1]
     documents = call.places.documents if call.places else batch
     states = k.new_empty((batch, heads, call.scalar.plan.chunks, d_qk, d_hv))
     after = k.new_empty((documents, heads, d_qk, d_hv), dtype=torch.float32)
     of_documents = table_of(call.places)[1:3] if call.places else ()
-    return WalkStates(states, after), DeltaMatrices(*tiles, before, after, states, None, *of_documents)
+    return DeltaStates(states, after), DeltaMatrices(*tiles, before, after, states, None, *of_documents)
 
 
 def _launch(call: DeltaCall, walk: Any, tensors: list[Tensor], matrices: DeltaMatrices, sums: tuple[Sums, ...]) -> None:
@@ -340,7 +340,7 @@ def _launch(call: DeltaCall, walk: Any, tensors: list[Tensor], matrices: DeltaMa
     enqueue(
         walk, batch * heads * documents * cdiv(d_hv, tiles.columns),
         *map(call.rows, tensors), call.gates, matrices, *sums, sizes,
-        config=WalkConfig(
+        config=DeltaConfig(
             matrices.before is not None, call.places is not None, call.precision,
             tiles.rows, tiles.channels, tiles.columns, tiles.parts,
         ), num_warps=tiles.warps, num_stages=tiles.stages,
