@@ -105,13 +105,13 @@ def backward(
 
     inputs = Inputs(q, k, errors, dh=do)
     dq, qdq = d_queries(scalar, inputs, before, None)
-    reads = replace(scalar, scale=-1.0)  # k is not scaled, and what it reads is subtracted from v
-    read, kdk_read = launch(reads, plan.dq, Role(back.dv, errors, k, k, before, None, False, probe=k, strict=True))
     written, kdk = d_keys(scalar, inputs, after)
-    nothing = EdgeStates(None, None, first=False)
-    by_reads, kdk_by_reads = launch(
-        reads, plan.dk, Role(errors, back.dv, k, k, nothing, None, True, probe=k, strict=True)
-    )
+    # k is not scaled, and what it reads is subtracted from v. Where keys are alike these scores nearly cancel in dg.
+    minus, nothing = replace(scalar, scale=-1.0), EdgeStates(None, None, first=False)
+    by_k = Role(back.dv, errors, k, k, before, None, False, probe=k, strict=True, split=arguments.f is not None)
+    read, kdk_read = launch(minus, plan.dq, by_k)
+    by_k = by_k._replace(x=errors, y=back.dv, states=nothing, reverse=True)
+    by_reads, kdk_by_reads = launch(minus, plan.dk, by_k)
     dk = sum((sum_shared(x, k).float() for x in (written, by_reads)), sum_shared(read, k).float()).to(k.dtype)
 
     dg = dbeta = None

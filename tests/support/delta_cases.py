@@ -25,7 +25,7 @@ class Case:
     Attributes:
         gates: "none", DeltaNet; "usual", sigmoid^(1/16); "open", all 1; "strong", down to e^-4; "resets", 2% of them 0.
         keys: "random"; "alike", of a cosine of 0.9; "repeated", four of them by turns.
-        beta: the largest, all of it from 0 on; "usual" is a sigmoid.
+        beta: the largest, of some steps, where others have less and 0; "usual" is a sigmoid, "full" is always 1.
         L: the chunk size.
         sharing: heads of v that share one of q and k.
         states: an initial state in, and a gradient of the last state back.
@@ -84,7 +84,9 @@ def draw(case: Case) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     if case.gates != "none":
         inputs["g"] = log_decays(case.gates, (1, heads, T))
     drawn = normal(T, dtype=torch.float32)
-    inputs["beta"] = drawn.sigmoid() if isinstance(case.beta, str) else (case.beta * (0.5 + drawn)).clamp(0, case.beta)
+    inputs["beta"] = drawn.sigmoid() if case.beta == "usual" else torch.ones_like(drawn)
+    if not isinstance(case.beta, str):
+        inputs["beta"] = (case.beta * (0.5 + drawn)).clamp(0, case.beta)
     grads = {"o": normal(T, case.d_hv)}
     if case.states:
         inputs["S"] = normal(case.d_qk, case.d_hv, dtype=torch.float32)

@@ -138,6 +138,7 @@ class OutputConfig:
         has_denominator: the query's side is multiplied by `OutputVectors.inverse_denominator`.
         row_dots: dQ and dK, with the row sums of `OutputVectors`.
         strict: rows do not attend to themselves.
+        split: weighed scores are the sum of two numbers of the dtype of z, not one: row sums then cancel further.
         n_gradient: dK gets gradients of the normaliser, `OutputVectors.n_states`.
         documents: vectors are of places of documents.
         rows, cols: steps of a program, and steps of a tile of its loop.
@@ -155,6 +156,7 @@ class OutputConfig:
     row_dots: bool
     n_gradient: bool
     strict: bool
+    split: bool
     skip: bool
     documents: bool
     precision: str
@@ -436,6 +438,16 @@ def tiles_of_chunk(place, sizes, config: tl.constexpr):
 
 
 @triton.jit
+def add_weighed(acc, s, z_tile, config: tl.constexpr):
+    """Return acc [rows, outer] and weighed scores s [rows, cols] times z_tile [cols, outer]."""
+    rounded = s.to(z_tile.dtype)
+    acc = tl.dot(rounded, z_tile, acc, input_precision=config.precision)
+    if config.split:
+        acc = tl.dot((s - rounded.to(tl.float32)).to(z_tile.dtype), z_tile, acc)
+    return acc
+
+
+@triton.jit
 def add_state(acc, norm, far, place, row_gates, operands, vectors, sizes, config: tl.constexpr):
     """Add to out, and to the denominators, what rows read from the state at the chunk's near edge.
 
@@ -532,8 +544,7 @@ def rows_of_head(bh, row_tile, out_block, span, operands, gates, vectors, sizes,
         if config.normalize:
             norm += tl.sum(s, 1)
         z_tile = operands.z.load([place.b, place.h_out, col - span.shift, place.column]).reshape(COLS, OUT)
-        # [rows, cols] @ [cols, outer] -> [rows, outer]
-        acc = tl.dot(s.to(z_tile.dtype), z_tile, acc, input_precision=config.precision)
+        acc = add_weighed(acc, s, z_tile, config)
 
     if config.row_dots:
         part = out_block.to(tl.int64) + tl.cdiv(sizes.d_out, OUT)
@@ -627,7 +638,7 @@ class Role(NamedTuple):
         like: (B, H, T, d), or fewer heads, has the layout of out.
         inverse_denominator: (B, H, T) float32, or None; H writes it.
         probe, skip, skip_dots: see the kernel and `OutputVectors`.
-        strict: see `OutputConfig`.
+        strict, split: see `OutputConfig`.
     """
 
     x: Tensor
@@ -643,6 +654,7 @@ class Role(NamedTuple):
     skip: Tensor | None = None
     skip_dots: Tensor | None = None
     strict: bool = False
+    split: bool = False
 
 
 def launch(call: Call, planned: Outputs, role: Role) -> tuple[Tensor, RowSums | None]:
@@ -715,6 +727,7 @@ def _config(call: Call, planned: Outputs, role: Role) -> OutputConfig:
         row_dots=role.probe is not None,
         n_gradient=role.reverse and role.states.n_states is not None,
         strict=role.strict,
+        split=role.split and role.z.element_size() == 2,
         skip=role.skip is not None,
         documents=call.documents is not None,
         precision=call.precision,
