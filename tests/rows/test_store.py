@@ -12,6 +12,7 @@ import warnings
 
 import pandas as pd
 import pytest
+import synthetic
 
 from tflabench.problem import InputError
 from tflabench.rows import journal
@@ -23,31 +24,8 @@ DEVICE = "a CPU, 2 cores"
 
 
 def row(point: str, **changes) -> Row:
-    fields = {
-        "run_id": "r1",
-        "point": point,
-        "implementation": "sdpa",
-        "title": "SDPA",
-        "family": "attention",
-        "formulation": "attention",
-        "package": "torch",
-        "pass": "fw",
-        "batch": 1,
-        "heads": 2,
-        "seq_len": 64,
-        "d_qk": 16,
-        "d_hv": 16,
-        "dtype": "float32",
-        "inputs": "normal",
-        "seed": 0,
-        "device": DEVICE,
-        "status": "ok",
-        "protocol": "short",
-        "node": "here",
-        "started_at": "2026-01-01T00:00:00+00:00",
-        "details": {"kernel": "x"},
-    }
-    return Row.model_validate({**fields, **changes})
+    usual = {"device": DEVICE, "status": "ok", "reason": None, "details": {"kernel": "x"}}
+    return synthetic.row("sdpa", None, point=point, **{**usual, **changes})
 
 
 @pytest.fixture
