@@ -54,7 +54,7 @@ def test_figures_are_the_papers_and_have_its_heads():
     assert list(reproduce.FIGURES) == [f"fig{n}" for n in (4, 5, 12, 13, 14, 17, 19, 20)]
     sizes = {
         (point.implementation.name, point.problem.heads, point.problem.d_qk, point.problem.d_hv)
-        for point in reproduce.points_of(reproduce.find("fig4"), False)
+        for point in reproduce.points_of(reproduce.find("fig4"))
     }
     assert {
         ("tfla_sig_xl", 16, 128, 256),
@@ -71,7 +71,7 @@ def test_figures_are_the_papers_and_have_its_heads():
 @pytest.mark.parametrize("name", reproduce.FIGURES)
 def test_with_matched_heads_every_kernel_has_the_same(name):
     """Mamba has channels, no heads."""
-    points = reproduce.points_of(reproduce.find(name), True)
+    points = reproduce.points_of(reproduce.find(name, True))
     sizes: dict[tuple[int, int], set[tuple[int, int, int]]] = {}
     for point in points:
         p = point.problem
@@ -83,13 +83,13 @@ def test_with_matched_heads_every_kernel_has_the_same(name):
 
 def test_the_presets_without_plain_pytorch():
     for figure in reproduce.FIGURES.values():
-        names = {point.implementation.name for point in reproduce.points_of(figure, False)}
+        names = {point.implementation.name for point in reproduce.points_of(figure)}
         assert not any("native" in name or name.startswith(("reference", "step")) for name in names)
 
 
 def test_rows_come_from_the_folder_that_answers_most_points(tmp_path):
     figure = reproduce.find("fig4")
-    points = reproduce.points_of(figure, False, FEW)
+    points = reproduce.points_of(figure, FEW)
     store(tmp_path / "h200" / "some", points[:10])
     store(tmp_path / "h200" / "most", points)
     other = Point(get("sdpa"), Problem(1, 1, 64, 64, 64))
@@ -99,7 +99,9 @@ def test_rows_come_from_the_folder_that_answers_most_points(tmp_path):
     assert found.folder == tmp_path / "h200" / "most"
     assert {row.point for row in found.rows} == {point.id for point in points}
     assert reproduce.stored(points, tmp_path / "nowhere", "paper-fig4") is None
-    assert reproduce.stored(reproduce.points_of(figure, True, ["fla_gla"]), tmp_path, "paper-fig4") is None
+    assert (
+        reproduce.stored(reproduce.points_of(reproduce.find("fig4", True), ["fla_gla"]), tmp_path, "paper-fig4") is None
+    )
     store(tmp_path / "h200" / "paper-fig4", points[:1])  # its own sweep's, however little there is of it
     found = reproduce.stored(points, tmp_path, "paper-fig4")
     assert found
@@ -108,13 +110,13 @@ def test_rows_come_from_the_folder_that_answers_most_points(tmp_path):
 
 def test_a_part_of_a_figure_has_points_of_the_figure_only():
     figure = reproduce.find("fig12")
-    whole = reproduce.points_of(figure, False)
-    part = reproduce.points_of(figure, False, part=parse_overrides(["seq_len=256,512,8192", "pass=fw"]))
+    whole = reproduce.points_of(figure)
+    part = reproduce.points_of(figure, part=parse_overrides(["seq_len=256,512,8192", "pass=fw"]))
     assert [point.id for point in part] == [
         point.id for point in whole if point.problem.seq_len in (512, 8192) and point.problem.pass_ == "fw"
     ]
     assert len(part) > 10
-    assert reproduce.points_of(reproduce.find("fig5"), False, part={"seq_len": (512,)}) == []
+    assert reproduce.points_of(reproduce.find("fig5"), part={"seq_len": (512,)}) == []
 
 
 @pytest.mark.parametrize(
@@ -131,7 +133,7 @@ def test_a_part_of_a_figure_has_points_of_the_figure_only():
 def test_draws_what_the_paper_draws(tmp_path, name, stems):
     figure = reproduce.find(name)
     patterns = ["tfla_sig_xl"] if name in ("fig5", "fig17") else FEW
-    points = reproduce.points_of(figure, False, patterns)
+    points = reproduce.points_of(figure, patterns)
     store(tmp_path / "rows", points)
     files = reproduce.draw(figure, reproduce.stored(points, tmp_path, figure.preset), tmp_path / "out", ["svg"])
     assert sorted(path.name for path in files) == sorted(
@@ -142,7 +144,7 @@ def test_draws_what_the_paper_draws(tmp_path, name, stems):
 
 def test_what_failed_is_in_the_caption_with_its_reason(tmp_path):
     figure = reproduce.find("fig4")
-    points = reproduce.points_of(figure, False, FEW)
+    points = reproduce.points_of(figure, FEW)
     store(tmp_path / "rows", points)
     files = reproduce.draw(figure, reproduce.stored(points, tmp_path, figure.preset), tmp_path / "out", ["svg"])
     (caption,) = (path for path in files if path.name == "fig4.txt")
@@ -192,7 +194,7 @@ def invoke(capsys, monkeypatch, tmp_path):
 
 
 def test_without_a_gpu_it_draws_what_is_stored_and_says_so(invoke, tmp_path):
-    store(tmp_path / "results/h200/mine", reproduce.points_of(reproduce.find("fig4"), False, ["sdpa_cudnn"]))
+    store(tmp_path / "results/h200/mine", reproduce.points_of(reproduce.find("fig4"), ["sdpa_cudnn"]))
     code, out, err = invoke("fig4", "fig12", "fig17", "--impl", "sdpa_cudnn,fla_gla")
     assert code == 0
     assert "No NVIDIA GPU here" in err
@@ -219,7 +221,7 @@ def test_a_dry_run_without_a_gpu_draws_nothing(invoke, tmp_path):
     [
         (["fig3"], "tflabench: no figure is called 'fig3'; did you mean"),
         (["fig5", "-a", "seq_len=512"], "tflabench: no point of fig5 has seq_len=512: `tflabench sweep -a` measures"),
-        (["fig4", "--matched-heads"], "tflabench: no point of fig4 is stored below results"),
+        (["fig4", "--matched-heads"], "tflabench: no point of fig4-matched is stored below results"),
     ],
 )
 def test_bad_input_is_one_line_and_code_2(invoke, arguments, message):
@@ -229,7 +231,7 @@ def test_bad_input_is_one_line_and_code_2(invoke, arguments, message):
 
 
 def test_a_part_of_a_figure_alone_is_drawn_of_what_is_stored(invoke, tmp_path):
-    store(tmp_path / "results/h200/mine", reproduce.points_of(reproduce.find("fig12"), False, ["tfla_sig_xl"]))
+    store(tmp_path / "results/h200/mine", reproduce.points_of(reproduce.find("fig12"), ["tfla_sig_xl"]))
     code, out, err = invoke("fig5", "fig12", "--impl", "tfla_sig_xl", "-a", "seq_len=512,8192,65536")
     assert code == 0
     assert "Left out: no point of" not in err
@@ -285,4 +287,4 @@ def test_one_time_limit_holds_for_all_figures(invoke, monkeypatch):
     assert "Not drawn: no point of fig5 is stored below results: run the same command again" in err
     assert "paper-fig12/figures/fig12-runtime.svg" in out
     monkeypatch.setattr(reproduce, "draw", lambda *_: [])
-    assert reproduce.stored(reproduce.points_of(reproduce.find("fig12"), False), Path("results"), "paper-fig12")
+    assert reproduce.stored(reproduce.points_of(reproduce.find("fig12")), Path("results"), "paper-fig12")

@@ -245,9 +245,9 @@ def _name(choice: Candidate) -> str:
 
 def _left_out(refusals: Iterable[Refused]) -> Iterator[str]:
     """Yield a line an implementation: its chunk sizes that were left out, and the reason at the first of them."""
-    for name, group in groupby(refusals, key=lambda each: each.implementation):
+    for name, group in groupby(refusals, key=lambda refusal: refusal.implementation):
         refused = list(group)
-        sizes = ", ".join(str(each.chunk_size) for each in refused if each.chunk_size is not None)
+        sizes = ", ".join(str(refusal.chunk_size) for refusal in refused if refusal.chunk_size is not None)
         yield f"Left out: {name}{f' at L = {sizes}:' if sizes else ''} {refused[0].reason}."
 
 

@@ -52,14 +52,14 @@ def _text(sizes: list[dict[str, Any]]) -> Iterator[RenderableType]:
 
 @cache.command("clear")
 def clear(
-    what: Annotated[list[str] | None, typer.Argument(metavar="WHAT", help=f"Any of {', '.join(WHAT)}.")] = None,
+    caches: Annotated[list[str] | None, typer.Argument(metavar="WHAT", help=f"Any of {', '.join(WHAT)}.")] = None,
 ) -> None:
     """Remove caches: all of them, or those named.
 
     Kernels are compiled again when they are needed, autotuners try their configurations again, and percentages are of
     the datasheet until the next sweep or `tflabench calibrate`.
     """
-    for name in [one_of("WHAT", word, tuple(WHAT)) for word in what or WHAT]:
+    for name in [one_of("WHAT", word, tuple(WHAT)) for word in caches or WHAT]:
         path = _places()[name]
         size = _size(path)
         try:

@@ -70,16 +70,16 @@ def compare(
     tolerance = comparison.Tolerance(None if threshold is None else _fraction(threshold), min_samples, allow_throttled)
     if inside and impl:
         raise InputError("--impl is for two folders: with --in, A and B are the implementations")
-    left, right = sides(a, b, inside, ",".join(impl) if impl else "*")
+    side_a, side_b = sides(a, b, inside, ",".join(impl) if impl else "*")
     note = stderr()
-    differing = differences(left.conditions, right.conditions)
+    differing = differences(side_a.conditions, side_b.conditions)
     for line in _warnings(differing):
         note.print(line, style="bold yellow")
-    judgement = comparison.compare(matched(left, right, inside), tolerance)
-    files = _draw(judgement, left, right, out) if out else []
+    judgement = comparison.compare(matched(side_a, side_b, inside), tolerance)
+    files = _draw(judgement, side_a, side_b, out) if out else []
     document = {
-        "a": {"name": left.name, **left.conditions},
-        "b": {"name": right.name, **right.conditions},
+        "a": {"name": side_a.name, **side_a.conditions},
+        "b": {"name": side_b.name, **side_b.conditions},
         "differences": {name: {"a": in_a, "b": in_b} for name, (in_a, in_b) in differing.items()},
         "rules": asdict(tolerance),
         **_as_json(judgement),
@@ -95,12 +95,12 @@ def compare(
         raise typer.Exit(1)
 
 
-def _draw(judgement: Judgement, left: Side, right: Side, out: Path) -> list[Path]:
+def _draw(judgement: Judgement, side_a: Side, side_b: Side, out: Path) -> list[Path]:
     """Draw the ratios, and return the files."""
     from tflabench.figures import ratios
     from tflabench.figures.files import write_figure
 
-    drawn = ratios.draw(judgement, (left.name, right.name), (left.runs, right.runs), out.stem)
+    drawn = ratios.draw(judgement, (side_a.name, side_b.name), (side_a.runs, side_b.runs), out.stem)
     return [file for figure in drawn for file in write_figure(figure, out.with_stem(figure.stem))]
 
 

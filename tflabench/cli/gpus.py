@@ -56,9 +56,9 @@ def _text(here: Machine, gpu: Gpu | None, measured: Mapping[str, Ceilings]) -> I
     ]
     yield FittedTable(columns, hardware.KNOWN)
     yield Text("Sources, in the order: rate and bandwidth; multiprocessors and L2.", style="bold")
-    for each in hardware.KNOWN:
-        note = f". {each.note}" if each.note else ""
-        yield f"{each.name}: {each.ceilings.source}; {each.source}{note}"
+    for known_gpu in hardware.KNOWN:
+        note = f". {known_gpu.note}" if known_gpu.note else ""
+        yield f"{known_gpu.name}: {known_gpu.ceilings.source}; {known_gpu.source}{note}"
     yield "Shared memory, of a block that asks for it: CUDA C++ programming guide, by compute capability.\n"
     kind = "no NVIDIA GPU" if here.kind == "cpu" else f"known as {gpu.name}" if gpu else "not in the list above"
     yield f"This machine: {here.name}, {here.memory_bytes / 2**30:.0f} GiB, {kind}."

@@ -68,8 +68,8 @@ def _described(impl: Implementation, machine: Machine) -> dict[str, Any]:
     """Return what an implementation is and needs, and why it does not run here; None where it does."""
     from tflabench.theory import hardware
 
-    known = hardware.from_device_name(machine.name)
-    refused = _refusal(impl, machine, known.capability if known else None)
+    listed = hardware.from_device_name(machine.name)
+    refused = _refusal(impl, machine, listed.capability if listed else None)
     return {
         "name": impl.name,
         "title": impl.title,
@@ -115,5 +115,5 @@ def _axes() -> dict[str, str]:
     from tflabench.problem import PASSES
     from tflabench.selection.axes import AXES, WORDS
 
-    words = {axis: ", ".join(values) for axis, values in WORDS.items()} | {"pass": f"{', '.join(PASSES)} or both"}
-    return {axis: words.get(axis) or AXIS_MEANINGS.get(axis, "whole numbers") for axis in AXES}
+    values_of = {axis: ", ".join(values) for axis, values in WORDS.items()} | {"pass": f"{', '.join(PASSES)} or both"}
+    return {axis: values_of.get(axis) or AXIS_MEANINGS.get(axis, "whole numbers") for axis in AXES}

@@ -101,12 +101,12 @@ def _title(seen: Profile) -> str:
 
 
 def _footer(seen: Profile) -> str:
-    words = [seen.machine.name, "time: torch profiler"]
+    parts = [seen.machine.name, "time: torch profiler"]
     if seen.machine.kind == "cuda":
-        words[1] += ", L2 flushed before each call"
+        parts[1] += ", L2 flushed before each call"
     if seen.counted:
-        words.append("counters: Nsight Compute, caches emptied before each kernel")
-    return " · ".join(words)
+        parts.append("counters: Nsight Compute, caches emptied before each kernel")
+    return " · ".join(parts)
 
 
 def _text(seen: Profile) -> Iterator[RenderableType]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 from uuid import uuid4
@@ -23,6 +22,8 @@ if TYPE_CHECKING:
     from tflabench.figures.reproduce import PaperFigure
     from tflabench.selection.points import Point
 
+    Parts = Mapping[PaperFigure, Sequence[Point]]  # the points of each figure
+
 
 Figures = Annotated[list[str] | None, typer.Argument(metavar="FIGURE", help="fig4, 5, 12, 13, 14, 17, 19, 20, or all.")]
 MATCHED = "Give every kernel the same heads and dimensions."
@@ -30,27 +31,6 @@ MatchedHeads = Annotated[bool, options.option(options.WHAT, None, MATCHED, "--ma
 PART = "Take only this part of a figure, such as seq_len=512,8192."
 Part = Annotated[list[str] | None, options.option(options.WHAT, "AXIS=VALUES", PART, "-a", "--axis")]
 Root = Annotated[Path, options.option(options.OUTPUT, "DIR", "Where results folders lie.", "--results")]
-
-
-@dataclass(frozen=True)
-class _Drawing:
-    """Figures to draw, where their rows lie and where they go.
-
-    Attributes:
-        parts: the points of each figure.
-        root: the folder above all results.
-        out: the folder for figures; None for one in the folder of the rows.
-    """
-
-    parts: Mapping[PaperFigure, Sequence[Point]]
-    matched_heads: bool
-    root: Path
-    out: Path | None
-    formats: Sequence[str]
-
-    def folder(self, figure: PaperFigure, machine: Machine) -> Path:
-        """Return the results folder that a figure is measured into."""
-        return self.root / machine.slug / figure.preset_for(self.matched_heads)
 
 
 @app.command("reproduce")
@@ -85,7 +65,7 @@ def reproduce(  # noqa: PLR0913  options
 
     stop_at = end_of(stop_after)
     names = [name for name in figures or ["all"] if name != "all"] or list(paper.FIGURES)
-    wanted = [paper.find(name) for name in dict.fromkeys(names)]
+    wanted = [paper.find(name, matched_heads) for name in dict.fromkeys(names)]
     check_formats(formats := options.words(format_))
     machine = detect(device)
     protocol = (PAPER if paper_protocol else STANDARD).verifying_within(verify_seconds)
@@ -95,7 +75,6 @@ def reproduce(  # noqa: PLR0913  options
         find_results(root)  # rows that cannot be read are told of before anything is drawn
     parts, notes = _parts(wanted, matched_heads, impl, axis or ())
     out = folder_to_write(out) if out and not dry_run else out
-    drawing = _Drawing(parts, matched_heads, root, out, formats)
 
     note = stderr()
     if machine.kind == "cpu":
@@ -110,10 +89,10 @@ def reproduce(  # noqa: PLR0913  options
         note.print(line)
     if dry_run:
         if machine.kind == "cuda":
-            _print_selections(drawing, machine, rules, full)
+            _print_selections(parts, root, machine, rules, full)
         return
-    measured = _measured(drawing, machine, rules) if machine.kind == "cuda" else {}
-    _draw(drawing, measured)
+    measured = _measured(parts, root, machine, rules) if machine.kind == "cuda" else {}
+    _draw(parts, measured, root, out, formats)
 
 
 def _parts(
@@ -131,7 +110,7 @@ def _parts(
     notes = []
     if matched_heads and (alike := [figure.name for figure in wanted if not figure.matched]):
         notes.append(f"The same heads for every kernel in any case: {', '.join(alike)}.")
-    parts = {figure: paper.points_of(figure, matched_heads, patterns, part) for figure in wanted}
+    parts = {figure: paper.points_of(figure, patterns, part) for figure in wanted}
     if outside := [figure.name for figure, points in parts.items() if not points]:
         outside_of = f"no point of {', '.join(outside)} has {' '.join(axis)}"
         if len(outside) == len(wanted):
@@ -140,20 +119,20 @@ def _parts(
     return {figure: points for figure, points in parts.items() if points}, notes
 
 
-def _print_selections(drawing: _Drawing, machine: Machine, rules: Rules, full: bool) -> None:
+def _print_selections(parts: Parts, root: Path, machine: Machine, rules: Rules, full: bool) -> None:
     """Print what would be measured for each figure."""
     from tflabench.bench.estimate import Target
     from tflabench.rows.load import rows_by_point
     from tflabench.selection.comparisons import comparisons
 
     target = Target.of_machine(machine)
-    for figure, points in drawing.parts.items():
-        folder = drawing.folder(figure, machine)
+    for figure, points in parts.items():
+        folder = root / machine.slug / figure.preset
         stored = rows_by_point(folder)
         print_selection(comparisons(points), target, folder, stored, rules.protocol, rules.timeout_s, full=full)
 
 
-def _measured(drawing: _Drawing, machine: Machine, rules: Rules) -> dict[PaperFigure, tuple[Path, int]]:
+def _measured(parts: Parts, root: Path, machine: Machine, rules: Rules) -> dict[PaperFigure, tuple[Path, int]]:
     """Measure what each figure lacks; return its folder and how many of its points are left."""
     from tflabench.bench.devices import Fleet
     from tflabench.bench.sweep import Sweep, folder_for
@@ -162,12 +141,11 @@ def _measured(drawing: _Drawing, machine: Machine, rules: Rules) -> dict[PaperFi
 
     printer, fleet = ProgressPrinter(), Fleet.one(machine)
     folders = {
-        figure: folder_for(drawing.folder(figure, machine), machine.name, False, printer.note)
-        for figure in drawing.parts
+        figure: folder_for(root / machine.slug / figure.preset, machine.name, False, printer.note) for figure in parts
     }
     measured = {}
     with fleet.make(rules, uuid4().hex[:12]) as stations:  # one for all, which the drawing does not keep waiting
-        for figure, points in drawing.parts.items():
+        for figure, points in parts.items():
             folder = folders[figure]
             title = f"{figure.name}, sweep {folder.name}"
             sweep = Sweep(comparisons(points), fleet, stations, {machine.name: folder}, rules, printer, title)
@@ -175,8 +153,18 @@ def _measured(drawing: _Drawing, machine: Machine, rules: Rules) -> dict[PaperFi
     return measured
 
 
-def _draw(drawing: _Drawing, measured: Mapping[PaperFigure, tuple[Path, int]]) -> None:
+def _draw(
+    parts: Parts,
+    measured: Mapping[PaperFigure, tuple[Path, int]],
+    root: Path,
+    out: Path | None,
+    formats: Sequence[str],
+) -> None:
     """Draw every figure that has rows or is theory, and print the files; say which are missing.
+
+    Args:
+        root: the folder above all results.
+        out: the folder for figures; None for one in the folder of the rows.
 
     Raises:
         InputError: none can be drawn.
@@ -185,9 +173,9 @@ def _draw(drawing: _Drawing, measured: Mapping[PaperFigure, tuple[Path, int]]) -
 
     note = stderr()
     missing = []
-    for figure, points in drawing.parts.items():
-        folder, _ = measured.get(figure, (drawing.root, 0))
-        results = paper.stored(points, folder, figure.preset_for(drawing.matched_heads))
+    for figure, points in parts.items():
+        folder, _ = measured.get(figure, (root, 0))
+        results = paper.stored(points, folder, figure.preset)
         if results is None and not figure.theory:
             missing.append(figure.name)
             continue
@@ -196,13 +184,13 @@ def _draw(drawing: _Drawing, measured: Mapping[PaperFigure, tuple[Path, int]]) -
         else:
             count = sum(row.status == "ok" for row in results.rows)
             note.print(f"{figure.name}: {count} of {len(points)} points measured, in {results.folder}")
-        place = drawing.out or (results.folder / "figures" if results else drawing.root / "theory")
-        for path in paper.draw(figure, results, place, drawing.formats, drawing.matched_heads):
+        place = out or (results.folder / "figures" if results else root / "theory")
+        for path in paper.draw(figure, results, place, formats):
             print(path)
     if missing:
-        left = any(count for _, count in measured.values())
-        where = "again" if left else "on a machine with a GPU"
-        hint = f"no point of {', '.join(missing)} is stored below {drawing.root}: run the same command {where}"
-        if len(missing) == len(drawing.parts) and not left:
+        points_left = any(count for _, count in measured.values())
+        place_to_run = "again" if points_left else "on a machine with a GPU"
+        hint = f"no point of {', '.join(missing)} is stored below {root}: run the same command {place_to_run}"
+        if len(missing) == len(parts) and not points_left:
             raise InputError(hint)
         note.print(f"Not drawn: {hint}")

@@ -127,15 +127,15 @@ def _measured(folder: Path, pass_: str, dtype: str) -> Source:
     from tflabench.figures.source import Source
     from tflabench.rows.load import Results, find_results
 
-    found = find_results(folder)
-    rows = [row for results in found for row in results.rows if row.status == "ok"]
+    folders = find_results(folder)
+    rows = [row for results in folders for row in results.rows if row.status == "ok"]
     there = dict.fromkeys(f"--pass {row.pass_} --dtype {row.dtype}" for row in rows)
     rows = [row for row in rows if (row.pass_, row.dtype) == (pass_, dtype)]
     if not rows:
         raise InputError(
             f"{folder} has no measured rows of --pass {pass_} --dtype {dtype}; it has {', '.join(there) or 'none'}"
         )
-    runs = {run: described for results in found for run, described in results.runs.items()}
+    runs = {run: described for results in folders for run, described in results.runs.items()}
     return Source.of(Results(folder, tuple(rows), runs))
 
 
@@ -143,5 +143,5 @@ def _gpus(source: Source) -> list[str]:
     """Return the names of the known GPUs that rows ran on."""
     from tflabench.theory import hardware
 
-    known = [hardware.from_device_name(device) for device in source.rows["device"].unique()]
-    return [gpu.name for gpu in known if gpu]
+    listed = [hardware.from_device_name(device) for device in source.rows["device"].unique()]
+    return [gpu.name for gpu in listed if gpu]

@@ -132,14 +132,14 @@ class Candidate:
 
 def choices(demand: Demand, kernel: Implementation, chunk_sizes: Iterable[int | None], gpu: Gpu) -> list[Candidate]:
     """Every batch at every chunk size of a kernel, fitting or not; None for a kernel that takes no chunk size."""
-    found = []
+    candidates = []
     for size in chunk_sizes:
         for batch in demand.batches:
             problem = demand.problem.with_(chunk_size=size, batch=batch)
             predicted = predict(kernel.modelled, kernel.count(problem), problem, gpu)
             needed = memory(kernel, problem)
             calls = math.ceil(demand.sequences / batch)
-            found.append(
+            candidates.append(
                 Candidate(
                     kernel=kernel,
                     problem=problem,
@@ -152,26 +152,26 @@ def choices(demand: Demand, kernel: Implementation, chunk_sizes: Iterable[int | 
                     largest_batch=_largest_batch(demand, needed, batch),
                 )
             )
-    return found
+    return candidates
 
 
-def rank(found: Iterable[Candidate]) -> list[Candidate]:
+def rank(candidates: Iterable[Candidate]) -> list[Candidate]:
     """Return the best fitting batch of every kernel and chunk size, by step time; then those that fit at no batch."""
     best: dict[tuple[str, int | None], Candidate] = {}
-    for choice in found:
+    for choice in candidates:
         key = (choice.kernel.name, choice.problem.chunk_size)
         if key not in best or _order(choice) < _order(best[key]):
             best[key] = choice
     return sorted(best.values(), key=_order)
 
 
-def frontier(found: Sequence[Candidate], gain: float = 0.0) -> list[Candidate]:
+def frontier(candidates: Sequence[Candidate], gain: float = 0.0) -> list[Candidate]:
     """Return the choices that no other beats in both memory and step time, least memory first.
 
     Each is faster than the one before it by more than the part `gain`.
     """
     kept: list[Candidate] = []
-    for choice in sorted(found, key=lambda c: (c.memory_bytes, c.step_s)):
+    for choice in sorted(candidates, key=lambda c: (c.memory_bytes, c.step_s)):
         if not kept or choice.step_s < (1 - gain) * kept[-1].step_s:
             kept.append(choice)
     return kept
@@ -312,7 +312,7 @@ def advice(demand: Demand, gpu: Gpu, gates: Sequence[str], kind: DeviceKind, pat
     Raises:
         InputError: no kernel can run, with the first reason.
     """
-    found: list[Candidate] = []
+    candidates: list[Candidate] = []
     refused: list[Refused] = []
     plugged = registry.plugged()
     for impl in registry.select(pattern) if pattern else registry.ours_and_plugged():
@@ -323,11 +323,11 @@ def advice(demand: Demand, gpu: Gpu, gates: Sequence[str], kind: DeviceKind, pat
             continue
         sizes, left_out = _chunk_sizes(impl, demand, gpu, kind)
         refused += left_out
-        found += choices(demand, impl, sizes, gpu)
-    if not found:
+        candidates += choices(demand, impl, sizes, gpu)
+    if not candidates:
         why = f" on {gpu.name}: {refused[0].implementation} {refused[0].reason}" if refused else ""
         raise InputError(f"no kernel can run this{why}: change the sizes, --gate, --impl or --gpu")
-    return Advice(demand, gpu, rank(found), found, refused)
+    return Advice(demand, gpu, rank(candidates), candidates, refused)
 
 
 def measured(

@@ -20,9 +20,9 @@ DECISIVE = ("device", "driver", "cuda", "cudnn", "threads", "torch", "triton")
 
 def conditions(environment: Mapping[str, Any]) -> dict[str, str]:
     """Device, driver and versions of one run of environment.json, by name; what it does not say is left out."""
-    facts = environment.get("device_facts", {})
+    device_facts = environment.get("device_facts", {})
     values = {name: environment.get(name) for name in ("device", "driver", "python", "tflabench", "commit")}
-    values |= {name: facts.get(name) for name in ("cuda", "cudnn", "threads")}
+    values |= {name: device_facts.get(name) for name in ("cuda", "cudnn", "threads")}
     values |= environment.get("packages", {}) | environment.get("variables", {})
     return {name: str(value) for name, value in values.items() if value is not None}
 

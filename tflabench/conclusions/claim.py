@@ -48,9 +48,9 @@ class Interval(NamedTuple):
         """Return half its width over its number."""
         return (self.high - self.low) / 2 / self.value if self.value else 0.0
 
-    def __truediv__(self, other: Interval) -> Interval:
-        quotient = self.value / other.value
-        return Interval.around(quotient, quotient * hypot(self.relative, other.relative))
+    def __truediv__(self, divisor: Interval) -> Interval:
+        quotient = self.value / divisor.value
+        return Interval.around(quotient, quotient * hypot(self.relative, divisor.relative))
 
 
 Numbers = Mapping[int, Interval]  # value of the axis -> number there, ascending
@@ -88,14 +88,14 @@ def milliseconds(row: Row) -> Interval:
     return Interval.around(row.ms_median or 0.0, half_spread(row))
 
 
-def milliseconds_more(row: Row, other: Row) -> Interval:
+def milliseconds_more(row: Row, less: Row) -> Interval:
     """Return the time of one row minus that of another, both of one comparison, in ms."""
-    apart = (row.ms_median or 0.0) - (other.ms_median or 0.0)
-    rounds = [each.details.get("ms_by_round", ()) for each in (row, other)]
+    apart = (row.ms_median or 0.0) - (less.ms_median or 0.0)
+    rounds = [of_side.details.get("ms_by_round", ()) for of_side in (row, less)]
     if len(rounds[0]) == len(rounds[1]) > 1:
         by_round = [a - b for a, b in zip(*rounds, strict=True)]
         return Interval.around(apart, (max(by_round) - min(by_round)) / 2)
-    return Interval.around(apart, hypot(half_spread(row), half_spread(other)))
+    return Interval.around(apart, hypot(half_spread(row), half_spread(less)))
 
 
 def exactly(over: float | None, under: float | None = 1.0) -> Interval | None:
@@ -114,18 +114,18 @@ def spread(numbers: Numbers, form: str, axis: str) -> str:
     ends = dict.fromkeys((min(numbers), max(numbers)))
     widest = max(abs(number.relative) for number in numbers.values())
     margin = f" (± {100 * widest:.1f}%)" if widest >= 5e-4 else ""
-    where = f"{margin}, {AXIS_SYMBOLS[axis]} = {' to '.join(map(str, ends))}"
+    place = f"{margin}, {AXIS_SYMBOLS[axis]} = {' to '.join(map(str, ends))}"
     if len(values) == 1:
-        return f"{form.format(values[0])}{where}"
-    return f"{form.format(min(values))} to {form.format(max(values))}, median {form.format(median(values))}{where}"
+        return f"{form.format(values[0])}{place}"
+    return f"{form.format(min(values))} to {form.format(max(values))}, median {form.format(median(values))}{place}"
 
 
 def along(numbers: Numbers, form: str, axis: str) -> str:
     """Return the least number and those at both ends: "least 14.1 ms at L = 128; 15.4 ms at 64, 71.9 ms at 4096"."""
     best = min(numbers, key=lambda at: numbers[at].value)
     ends = dict.fromkeys((min(numbers), max(numbers)))
-    words = ", ".join(f"{form.format(numbers[at].value)} at {at}" for at in ends)
-    return f"least {form.format(numbers[best].value)} at {AXIS_SYMBOLS[axis]} = {best}; {words}"
+    at_ends = ", ".join(f"{form.format(numbers[at].value)} at {at}" for at in ends)
+    return f"least {form.format(numbers[best].value)} at {AXIS_SYMBOLS[axis]} = {best}; {at_ends}"
 
 
 @dataclass(frozen=True)
@@ -149,11 +149,11 @@ class Need:
     def setting(self) -> str:
         """Return the columns in words: "fwbw, T = 8192, 16 heads of 128/256"."""
         *heads, d_qk, d_hv = self.where.get("cut", self.where.get("dims", ("", "")))
-        facts = {
+        templates = {
             "pass_": "{}", "seq_len": "T = {}", "chunk_size": "L = {}", "inputs": "{} inputs", "tokens": "{} tokens"
         }  # fmt: skip
-        words = [facts[name].format(value) for name, value in self.where.items() if name in facts]
-        return ", ".join([*words, f"{''.join(f'{count} ' for count in heads)}heads of {d_qk}/{d_hv}"])
+        parts = [templates[name].format(value) for name, value in self.where.items() if name in templates]
+        return ", ".join([*parts, f"{''.join(f'{count} ' for count in heads)}heads of {d_qk}/{d_hv}"])
 
 
 def _column(row: Row | ErrorLine, name: str) -> Any:
@@ -267,7 +267,11 @@ def check(claim: Claim, kernels: str, campaigns: Sequence[Campaign], errors: Seq
     candidates = _of_errors(claim, kernels, errors)
     if not candidates:
         in_order = sorted(campaigns, key=lambda campaign: (not campaign.is_current, campaign.started))
-        candidates = [(numbers, each.folder) for each in in_order if (numbers := _numbers(claim, kernels, each.rows))]
+        candidates = [
+            (numbers, campaign_of_numbers.folder)
+            for campaign_of_numbers in in_order
+            if (numbers := _numbers(claim, kernels, campaign_of_numbers.rows))
+        ]
     if not candidates:
         reason, command = _lacking(claim, kernels, campaigns)
         return Outcome(claim, kernels, "not measurable", {}, reason, None, command)
@@ -292,7 +296,9 @@ def _of_errors(claim: Claim, kernels: str, errors: Iterable[ErrorLine]) -> list[
         fits = claim.errors is not None and line.tensor == "forward" and claim.errors.fits(line, kernels)
         if fits and line.status == "ok" and (value := exactly(line.mean_absolute)):
             by_folder.setdefault(line.folder, {})[getattr(line, claim.over)] = value
-    return [(dict(sorted(each.items())), name) for name, each in by_folder.items() if len(each) >= claim.at_least]
+    return [
+        (dict(sorted(by_size.items())), name) for name, by_size in by_folder.items() if len(by_size) >= claim.at_least
+    ]
 
 
 def _numbers(claim: Claim, kernels: str, rows: Iterable[Row]) -> Numbers:
@@ -313,7 +319,9 @@ def _numbers(claim: Claim, kernels: str, rows: Iterable[Row]) -> Numbers:
     if claim.over == "chunk_size":
         complete = [max(reversed(complete), key=len, default={})]
     points = {
-        at: {role: fastest(rows) for role, rows in roles.items()} for each in complete for at, roles in each.items()
+        at: {role: fastest(rows) for role, rows in roles.items()}
+        for of_occasion in complete
+        for at, roles in of_occasion.items()
     }
     return {at: value for at, point in sorted(points.items()) if (value := claim.value(**point))}
 

@@ -52,8 +52,8 @@ def markdown(root: Path, command: Sequence[str], linked_from: Path = Path()) -> 
             table.append(f"|{plain(f'{claim.says} ({claim.source}): {claim.criterion}')}|{'|'.join(cells)}|")
         else:
             undecided.append(next(iter(outcomes.values())))
-    others = ["", "Not measured:", "", *_undecided(undecided)] if undecided else []
-    return "\n".join([HEAD.format(command=shlex.join(command)), *table, *others]) + "\n"
+    rest = ["", "Not measured:", "", *_undecided(undecided)] if undecided else []
+    return "\n".join([HEAD.format(command=shlex.join(command)), *table, *rest]) + "\n"
 
 
 def _by_claim(root: Path) -> Mapping[str, Outcomes]:

@@ -112,20 +112,20 @@ def match_folders(a: Sequence[Results], b: Sequence[Results], roots: tuple[Path,
     was measured last. There, rows of a device that both sides have meet each other alone; devices that only one side
     has meet those that only the other has.
     """
-    left, right = (
+    rows_a, right = (
         {results.folder.relative_to(root): results.rows for results in side}
         for side, root in zip((a, b), roots, strict=True)
     )
-    shared = [name for name in left if name in right]
+    shared = [name for name in rows_a if name in right]
     rest = [
         sorted((row for name in side if name not in shared for row in side[name]), key=lambda row: row.started_at)
-        for side in (left, right)
+        for side in (rows_a, right)
     ]
     devices = [{row.device for row in rows} for rows in rest]
     both = devices[0] & devices[1]
     groups = [{device} for device in sorted(both)] + [(devices[0] | devices[1]) - both]
     apart = [match_points(*([row for row in rows if row.device in group] for rows in rest)) for group in groups]
-    return joined([*(match_points(left[name], right[name]) for name in shared), *apart])
+    return joined([*(match_points(rows_a[name], right[name]) for name in shared), *apart])
 
 
 def joined(matchings: Sequence[Matching]) -> Matching:
@@ -139,11 +139,11 @@ def joined(matchings: Sequence[Matching]) -> Matching:
 
 def match_points(a: Iterable[Row], b: Iterable[Row]) -> Matching:
     """Return pairs of rows of two results folders by the identity of their points, in the order of `a`."""
-    left, right = ({row.point: row for row in side} for side in (a, b))
+    rows_a, rows_b = ({row.point: row for row in side} for side in (a, b))
     return Matching(
-        [(row, right[point]) for point, row in left.items() if point in right],
-        only_a=[row for point, row in left.items() if point not in right],
-        only_b=[row for point, row in right.items() if point not in left],
+        [(row, rows_b[point]) for point, row in rows_a.items() if point in rows_b],
+        only_a=[row for point, row in rows_a.items() if point not in rows_b],
+        only_b=[row for point, row in rows_b.items() if point not in rows_a],
     )
 
 
@@ -155,15 +155,15 @@ def match_implementations(a: Sequence[Row], b: Sequence[Row]) -> Matching:
     matching = Matching([], [], [])
     names = {row.implementation for row in a}
     for group in questions([*a, *b]):
-        left = [row for row in group if row.implementation in names]
-        right = [row for row in group if row.implementation not in names]
-        if not (left and right):
-            matching.only_a.extend(left)
-            matching.only_b.extend(right)
+        of_a = [row for row in group if row.implementation in names]
+        of_b = [row for row in group if row.implementation not in names]
+        if not (of_a and of_b):
+            matching.only_a.extend(of_a)
+            matching.only_b.extend(of_b)
             continue
-        in_a, in_b = ({row.chunk_size: row for row in side if row.chunk_size} for side in (left, right))
+        in_a, in_b = ({row.chunk_size: row for row in side if row.chunk_size} for side in (of_a, of_b))
         shared = [(in_a[size], in_b[size]) for size in in_a if size in in_b]
-        for pair in shared or [(fastest(left), fastest(right))]:
+        for pair in shared or [(fastest(of_a), fastest(of_b))]:
             if comparable(*pair) or any(row.status != "ok" for row in pair):
                 matching.pairs.append(pair)
             else:

@@ -76,5 +76,5 @@ def _fused_chunk(impl: Implementation | None, problem: Problem, gate: str, gpu: 
         "segments": fused.segments(problem, best),
         "predicted_ms_lower": fused.runtime(problem.with_(chunk_size=best), kernel, gpu) * 1e3,
         "waves": fused.waves(problem, kernel, best, gpu),
-        "on_chip_state_bytes": {each.name: each.on_chip_bytes for each in launched},
+        "on_chip_state_bytes": {walk.name: walk.on_chip_bytes for walk in launched},
     }

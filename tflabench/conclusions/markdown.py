@@ -26,6 +26,6 @@ def write_page(out: Path, text: str) -> Path:
     return out
 
 
-def plain(words: str) -> str:
+def plain(text: str) -> str:
     """Return words that Markdown shows as they are, in one line."""
-    return " ".join(re.sub(r"([\\`*|<\[\]]|(?<!\w)_|_(?!\w))", r"\\\1", words).split())
+    return " ".join(re.sub(r"([\\`*|<\[\]]|(?<!\w)_|_(?!\w))", r"\\\1", text).split())

@@ -38,16 +38,16 @@ GRAVEST = ("wrong", "crashed", "error", "compile_error", "timeout", "oom", "unsu
 
 def line(row: Row) -> str:
     """Return one point in one line, for people who watch: provisional while its comparison is open."""
-    what = f"{label(row)}  {row.pass_}  {size(row)}  {row.dtype}"
+    head = f"{label(row)}  {row.pass_}  {size(row)}  {row.dtype}"
     if row.ms_median is None:
-        return f"{what}  {row.status}: {row.reason}"
+        return f"{head}  {row.status}: {row.reason}"
     wrong = f"  WRONG: {row.reason}" if row.status == "wrong" else ""
     flags = "".join(f"  {flag}" for flag in ("noisy", "throttled") if getattr(row, flag))
     flags += "" if row.closed else "  provisional"
     host = f"  host {row.host_ms:.3g} ms" if waits_for_host(row) else ""
     tuned = "" if row.tuned_fully or row.tuned is None else "  tuned with {tried} of {configurations} configurations"
     tuned = tuned.format(**row.tuned or {})
-    return f"{what}  {milliseconds(row)}{host}  {percentages(row)}{flags}{tuned}{wrong}"
+    return f"{head}  {milliseconds(row)}{host}  {percentages(row)}{flags}{tuned}{wrong}"
 
 
 def contests(rows: Iterable[Row]) -> list[list[Row]]:
@@ -70,14 +70,14 @@ def closing(rows: Sequence[Row]) -> str | None:
     measured = sorted(filter(timed, rows), key=lambda row: row.ms_median or 0.0)
     if len({row.implementation for row in measured}) < 2:
         return None
-    best, *others = measured
-    words = []
-    if rival := next(beaten(best, others), None):
+    best, *slower = measured
+    parts = []
+    if rival := next(beaten(best, slower), None):
         row, over = rival
-        words.append(f"{label(best)} {milliseconds(best)}, {_times(over)} times faster than {label(row)}")
-    if throttled := ", ".join(dict.fromkeys(label(row) for row in others if row.throttled)):
-        words.append(f"left out, throttled: {throttled}")
-    return f"{PASS_TITLES[best.pass_]}, {size(best)}: {'; '.join(words)}" if words else None
+        parts.append(f"{label(best)} {milliseconds(best)}, {_times(over)} times faster than {label(row)}")
+    if throttled := ", ".join(dict.fromkeys(label(row) for row in slower if row.throttled)):
+        parts.append(f"left out, throttled: {throttled}")
+    return f"{PASS_TITLES[best.pass_]}, {size(best)}: {'; '.join(parts)}" if parts else None
 
 
 def _times(over: Ratio) -> str:
@@ -113,7 +113,7 @@ def ending(swept: Swept, full: bool = False) -> RenderableType:
     listed = failures if full else failures[:MOST_FAILURES]
     ok = sum(row.status == "ok" for row in swept.rows)
     counts = Counter(row.status for row in swept.rows)
-    left = f", {swept.left} left: the same command measures them" if swept.left else ""
+    remaining = f", {swept.left} left: the same command measures them" if swept.left else ""
     failed = ", ".join(f"{counts[status]} {status}" for status in GRAVEST if counts[status])
     parts: list[RenderableType] = []
     if shown:
@@ -121,7 +121,7 @@ def ending(swept: Swept, full: bool = False) -> RenderableType:
         if any(row.throttled for group in shown for row in group):
             parts.append(Text(f"{THROTTLED} the GPU held its clock back: a ratio of such a time is a bound, or none"))
         parts.append("")
-    parts.append(Text(f"{ok} of {len(swept.rows)} points measured{left}{failed and f'; {failed}'}", "bold"))
+    parts.append(Text(f"{ok} of {len(swept.rows)} points measured{remaining}{failed and f'; {failed}'}", "bold"))
     since = changes(swept.before, swept.rows)
     parts += [Text(f"  {line}") for line in (*listed, *(since if full else since[-MOST_CHANGES:]), *notes(swept.rows))]
     if written := _written(swept.files):
@@ -151,7 +151,11 @@ def _fastest(groups: Sequence[Sequence[Row]], problems: int, rows: Iterable[Row]
     }
     best = [group[0] for group in groups]
     values = {name: {value(row) for row in best} for name, (_, value) in sizes.items()}
-    shared = [f"{name} {each}" for name, (each, *more) in values.items() if not more and each != "normal"]
+    shared = [
+        f"{name} {value_of_all}"
+        for name, (value_of_all, *more) in values.items()
+        if not more and value_of_all != "normal"
+    ]
     count = f"{len(groups)} of " * (len(groups) < problems) + f"{problems} problem{'s' * (problems > 1)}"
     yield Text(plain(f"Fastest kernels, {count}: {', '.join(shared)}"), "bold")
     columns = [
@@ -210,7 +214,7 @@ def _failures(rows: Iterable[Row]) -> list[str]:
         several = f"{len(reasons)} reasons, such as " * (len(reasons) > 1)
         kinds.append((status, reasons.total(), f"{name}: {several}{reason}"))
     kinds.sort(key=lambda kind: (GRAVEST.index(kind[0]), -kind[1]))
-    return [f"{status} ({count}x)  {words}" for status, count, words in kinds]
+    return [f"{status} ({count}x)  {text}" for status, count, text in kinds]
 
 
 def changes(before: Mapping[str, Row], rows: Sequence[Row]) -> list[str]:
@@ -257,10 +261,10 @@ def notes(rows: Sequence[Row]) -> Iterator[str]:
         most = max((row.host_ms or 0.0) / (row.ms_median or 1.0) for row in slow)
         names = ", ".join(f"{name} ({n}x)" for name, n in Counter(plain(row.implementation) for row in slow).items())
         yield f"enqueued slower than run (up to {most:.1f} times): {names}: eager PyTorch waits for the host"
-    for what, column in (("the bound", "percent_of_bound"), ("their own roofline", "percent_of_own_roofline")):
+    for roof, column in (("the bound", "percent_of_bound"), ("their own roofline", "percent_of_own_roofline")):
         if above := [percent for row in rows if (percent := getattr(row, column) or 0.0) > 100]:
             yield (
-                f"above {what} ({len(above)}x, up to {max(above):.0f}%): the kernel skips work, the ceilings were "
+                f"above {roof} ({len(above)}x, up to {max(above):.0f}%): the kernel skips work, the ceilings were "
                 "measured on a busy machine, or data stayed in a cache; `tflabench calibrate` measures ceilings again"
             )
     if count := sum(on_datasheet(row.ceilings) for row in rows if row.ms_median is not None):

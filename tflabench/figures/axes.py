@@ -21,14 +21,14 @@ MARGIN = 0.05  # of an axis, free on either side of what is drawn
 Ticks = tuple[tuple[float, str], ...]
 
 
-class Swept(NamedTuple):
+class SweptAxis(NamedTuple):
     """The x axis of a swept column, and where its values stand on it."""
 
     axis: Axis
     position: Callable[[Any], np.ndarray]
 
 
-def swept(part: Slice) -> Swept:
+def swept(part: Slice) -> SweptAxis:
     """Return the x axis of a slice: logarithmic unless the values are evenly spaced."""
     values = sorted(part.rows[part.axis].dropna().unique())
     label = _label(part)
@@ -36,12 +36,12 @@ def swept(part: Slice) -> Swept:
         ticks = tuple((float(n), str(value)) for n, value in enumerate(values))
         places = {value: float(n) for n, value in enumerate(values)}
         axis = Axis(label, "linear", (-0.5, len(values) - 0.5), ticks)
-        return Swept(axis, lambda column: np.array([places.get(value, np.nan) for value in column]))
+        return SweptAxis(axis, lambda column: np.array([places.get(value, np.nan) for value in column]))
     numbers = [float(value) for value in values] or [1.0]
     steps = np.diff(numbers)
     even = len(numbers) > 2 and bool((steps == steps[0]).all())
     axis = over(label, numbers, "linear" if even else "log")
-    return Swept(axis, lambda column: np.asarray(column, float))
+    return SweptAxis(axis, lambda column: np.asarray(column, float))
 
 
 def over(label: str, values: Sequence[float], scale: Any = "log", most: int = MOST_TICKS) -> Axis:

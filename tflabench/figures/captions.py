@@ -19,34 +19,34 @@ LONGEST = 110  # letters of a reason
 
 def caption(rows: Rows, axis: str | None = None) -> str:
     """Return what all rows of a figure have in common, units included: "batch 8 · 16 heads of 256 · ..."."""
-    words = []
+    parts = []
 
     def common(column: pd.Series) -> Any:
         values = column.dropna().to_numpy()
         return values[0] if len(values) and (values == values[0]).all() else None
 
     if axis != "seq_len" and (seq_len := common(rows["seq_len"])):
-        words.append(f"T = {plain(seq_len)}")
+        parts.append(f"T = {plain(seq_len)}")
     if axis != "batch" and (batch := common(rows["batch"])):
-        words.append(f"batch {plain(batch)}")
+        parts.append(f"batch {plain(batch)}")
     elif tokens := common(rows["batch"] * rows["seq_len"]):
-        words.append(f"{int(tokens):,} tokens")
+        parts.append(f"{int(tokens):,} tokens")
     heads, d_hv, d_qk = (common(rows[column]) for column in ("heads", "d_hv", "d_qk"))
     if heads and axis != "heads":
-        words.append(f"{plain(heads)} head{'s' if heads != 1 else ''}")
+        parts.append(f"{plain(heads)} head{'s' if heads != 1 else ''}")
     elif embedding := common(rows["heads"] * rows["d_hv"]):
-        words.append(f"embedding {plain(embedding)}")
+        parts.append(f"embedding {plain(embedding)}")
     if d_hv and axis != "d_hv":
-        words.append(f"d_hv = {plain(d_hv)}")
+        parts.append(f"d_hv = {plain(d_hv)}")
     if d_qk and axis != "d_qk":
-        words.append(f"d_qk = {plain(d_qk)}")
+        parts.append(f"d_qk = {plain(d_qk)}")
     elif not d_qk and not d_hv and (ratio := common(rows["d_qk"] / rows["d_hv"])) and ratio != 1:
-        words.append(f"d_qk = {ratio:g} d_hv")
+        parts.append(f"d_qk = {ratio:g} d_hv")
     if axis != "chunk_size" and (chunk_size := common(rows["chunk_size"])):
-        words.append(f"L = {plain(chunk_size)}")
+        parts.append(f"L = {plain(chunk_size)}")
     if axis != "dtype" and (dtype := common(rows["dtype"])):
-        words.append(str(dtype))
-    return ", ".join(words)
+        parts.append(str(dtype))
+    return ", ".join(parts)
 
 
 def legend_name(look: Look, name: str, rows: Rows) -> str:
@@ -75,39 +75,39 @@ def missing(rows: Rows, axis: str, looks: dict[str, Look]) -> list[str]:
     lines = []
     for (status, _), part in failed.assign(reason=reasons).groupby(["status", kinds]):
         mark, reason = "○" if part["timed"].all() else "×", " ".join(part["reason"].iloc[0].split())
-        where = places(part, axis, looks)
-        lines.append(f"{mark} {status}: {where}" + (f" ({shorten(reason, LONGEST)})" if reason else ""))
+        at = places(part, axis, looks)
+        lines.append(f"{mark} {status}: {at}" + (f" ({shorten(reason, LONGEST)})" if reason else ""))
     return lines
 
 
 def places(rows: Rows, axis: str, looks: dict[str, Look]) -> str:
     """Return which implementations rows are of, in which passes, and where on the axis."""
-    words = []
+    lines = []
     for name in filter(set(rows["implementation"]).__contains__, looks):
         for pass_, points in rows[rows["implementation"] == name].groupby("pass", sort=False):
             values = sorted(points[axis].dropna().unique())
             written = ", ".join(str(value) if isinstance(value, str) else compact(value) for value in values)
-            words.append(f"{looks[name].title} {pass_}" + f" at {written}" * bool(written))
-    return "; ".join(words)
+            lines.append(f"{looks[name].title} {pass_}" + f" at {written}" * bool(written))
+    return "; ".join(lines)
 
 
 def provenance(rows: Rows, runs: Mapping[str, Any]) -> str:
     """Device, days, and the versions behind the rows, in one line."""
-    words = [*sorted(set(rows["device"])), days(rows)]
+    parts = [*sorted(set(rows["device"])), days(rows)]
     described = [runs[run] for run in dict.fromkeys(rows["run_id"]) if run in runs]
     for package in ("torch", "triton"):
         if versions := sorted({run["packages"][package] for run in described if package in run.get("packages", {})}):
-            words.append(f"{package} {', '.join(versions)}")
+            parts.append(f"{package} {', '.join(versions)}")
     measured = rows[rows["status"].isin(["ok", "wrong"]) & ~rows["package"].isin(["torch", "triton"])]
     for package, group in measured.dropna(subset="package_version").groupby("package"):
-        words.append(f"{package} {', '.join(sorted(set(group['package_version'])))}")
+        parts.append(f"{package} {', '.join(sorted(set(group['package_version'])))}")
     # A commit's first digits: the whole of them is beside the rows, in environment.json.
     commits = sorted({(run["tflabench"], run["commit"][:12]) for run in described if run.get("commit")})
     versions = groupby(commits, itemgetter(0))
     ours = [f"{version} ({', '.join(commit for _, commit in group)})" for version, group in versions]
     if ours:
-        words.append(f"tflabench {', '.join(ours)}")
-    return " · ".join(words)
+        parts.append(f"tflabench {', '.join(ours)}")
+    return " · ".join(parts)
 
 
 def compact(value: float) -> str:

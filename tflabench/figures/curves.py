@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from tflabench.figures.axes import CROSS_LEVEL, Swept, held, labels, linear, logarithmic, swept, upwards
+from tflabench.figures.axes import CROSS_LEVEL, SweptAxis, held, labels, linear, logarithmic, swept, upwards
 from tflabench.figures.captions import caption, compact, legend_name, missing, places, provenance
 from tflabench.figures.facets import Slice, split
 from tflabench.figures.highlights import NEAR, SYMBOLS, chosen, device_name, finding, near, title
@@ -148,7 +148,7 @@ def kept(line: Columns, mask: np.ndarray) -> Columns:
     return line if mask.all() else {name: values[mask] for name, values in line.items()}
 
 
-def curve(chart: Chart, x: Swept, line: Columns, name: str) -> list[Curve]:
+def curve(chart: Chart, x: SweptAxis, line: Columns, name: str) -> list[Curve]:
     """Return the line of one implementation, broken where nothing was measured; none where nothing was."""
     quantity, look, lit = chart.quantity, chart.looks[name], name in chart.names
     axis = chart.part.axis
@@ -181,7 +181,7 @@ def curve(chart: Chart, x: Swept, line: Columns, name: str) -> list[Curve]:
     ]  # fmt: skip
 
 
-def _band(chart: Chart, x: Swept, line: Columns) -> list[Band]:
+def _band(chart: Chart, x: SweptAxis, line: Columns) -> list[Band]:
     low, high = (line[column] / chart.size for column in chart.quantity.theory or ())
     finite = line["known"] & ~np.isnan(low) & ~np.isnan(high)
     if not finite.any() or chart.part.axis == "dtype":
@@ -190,7 +190,7 @@ def _band(chart: Chart, x: Swept, line: Columns) -> list[Band]:
     return [Band(x.position(line[chart.part.axis][finite]), low[finite], high[finite], colour)]
 
 
-def _crosses(chart: Chart, x: Swept, columns: dict[str, Columns]) -> list[Cross]:
+def _crosses(chart: Chart, x: SweptAxis, columns: dict[str, Columns]) -> list[Cross]:
     """Return a cross for each point of a highlighted implementation that was asked for and not measured."""
     crosses: list[Cross] = []
     for name in filter(columns.__contains__, chart.names):
@@ -259,14 +259,16 @@ def notes(chart: Chart, source: Source, panels: Sequence[Panel], single: bool = 
     yield "Highlighted: " + ("; ".join(legend_name(chart.looks[n], n, rows) for n in chart.names) or "nothing") + "."
     grey: list[str] = []
     for name in (name for name in chart.looks if name in names and name not in chart.names):
-        beside = [other for other in chart.names if chart.looks[other].owner == chart.looks[name].owner]
+        beside = [
+            leader_name for leader_name in chart.names if chart.looks[leader_name].owner == chart.looks[name].owner
+        ]
         leader = near(rows, chart.quantity, name, beside)
         within = f", within {NEAR:.0%} of {chart.looks[leader].title}" if leader else ""
         grey.append(legend_name(chart.looks[name], name, rows) + within)
     if grey:
         yield f"Grey: {'; '.join(grey)}. --highlight NAMES names others."
     shown = owners(chart.looks[name] for name in chart.names)
-    yield f"Colours: {', '.join(f'{each.name} {each.colour}' for each in shown)}."
+    yield f"Colours: {', '.join(f'{of_owner.name} {of_owner.colour}' for of_owner in shown)}."
     if chart.quantity.spread and not single:
         yield "Whiskers: 20th to 80th percentile of the samples."
     if chart.leader and _has_bounds(panels):
@@ -356,10 +358,10 @@ def tradeoff(stem: str, source: Source, part: Slice, name: str) -> Figure:
             ring = Mark(least[part.axis], least["ms_median"] / charts[0].size, "", look.ink.colour, ring=True)
             panels[-2] = replace(panels[-2], items=(*panels[-2].items, ring))
             best.append(f"{PASSES[pass_]} at L\u00a0=\u00a0{ring.x:.0f}")
-    where = f": fastest {', '.join(best)}" if best else ""
+    fastest = f": fastest {', '.join(best)}" if best else ""
     return Figure(
         stem=stem,
-        title=f"{look.title}, {device_name(part.rows)}{where}",
+        title=f"{look.title}, {device_name(part.rows)}{fastest}",
         setting=caption(part.rows, part.axis),
         panels=tuple(panels),
         columns=2,

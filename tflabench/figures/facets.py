@@ -46,7 +46,7 @@ def swept_axes(rows: Rows) -> list[str]:
 
     axes: list[str] = []
     for axis in [axis for axis in AXES if codes[axis].max() > 0]:
-        if varies(axis, [other for other in AXES if other != axis]) or varies(axis, axes):
+        if varies(axis, [fixed_axis for fixed_axis in AXES if fixed_axis != axis]) or varies(axis, axes):
             axes.append(axis)
     return axes
 

@@ -61,18 +61,18 @@ def _write(figure: Figure, start: Path, formats: Sequence[str]) -> list[Path]:
     """Write a figure as `start`.png and so on, its caption as `start`.txt and its rows as .csv; return the files."""
     from tflabench.figures.matplotlib_renderer import write
 
-    *drawings, words, table = (start.with_name(f"{start.name}.{ending}") for ending in (*formats, "txt", "csv"))
+    *drawings, text, table = (start.with_name(f"{start.name}.{ending}") for ending in (*formats, "txt", "csv"))
     for path in drawings:
         write(figure, path)
     heads = [figure.title, figure.setting, *(panel.title for panel in figure.panels)]
-    words.write_text("\n".join([*filter(None, heads), "", *figure.caption]) + "\n", encoding="utf-8")
+    text.write_text("\n".join([*filter(None, heads), "", *figure.caption]) + "\n", encoding="utf-8")
     if figure.rows is not None and len(figure.rows):
         flat(figure.rows.drop(columns=ADDED_COLUMNS, errors="ignore")).to_csv(table, index=False)
     elif len(drawn := _drawn(figure)):
         drawn.to_csv(table, index=False, float_format="%.6g")
     else:
-        return [*drawings, words]
-    return [*drawings, words, table]
+        return [*drawings, text]
+    return [*drawings, text, table]
 
 
 def _drawn(figure: Figure) -> pd.DataFrame:

@@ -59,9 +59,9 @@ def _row(experiment: Experiment, rows: Sequence[Gains], row: Gains, eps: float) 
     x = linear("forget gate f~", experiment.forget_gates[0], experiment.forget_gates[-1])
     y = linear("input gate i~", experiment.input_gates[0], experiment.input_gates[-1])
     grid = (np.array(experiment.forget_gates), np.array(experiment.input_gates))
-    low, high = _decades([other.before for other in rows])
+    low, high = _decades([gains.before for gains in rows])
     before = HeatMap(*grid, np.maximum(row.before, LEAST), low, high, "log", "gain")
-    most = math.ceil(10 * max(gain.max() for other in rows for gain in other.after.values())) / 10
+    most = math.ceil(10 * max(gain.max() for gains in rows for gain in gains.after.values())) / 10
     after = HeatMap(*grid, row.after[eps], 0.0, most, label="gain")
     yield Panel(f"mLSTM{row.gate}, n = {row.normalizer.name}", x, y, (before,))
     bare = Axis("", "linear", y.limits, tuple((value, "") for value, _ in y.ticks))
@@ -91,8 +91,8 @@ def _title(rows: Sequence[Gains], eps: float) -> str:
         return "The input gate decides the gain after the norm, with either gate"
     few = sum(deciding) <= len(rows) / 2
     names = [row.normalizer.name for row, decides in zip(rows, deciding, strict=True) if decides == few]
-    words = "only with" if few else "except with"
-    return f"mLSTM{rows[0].gate}: the input gate decides the gain after the norm {words} n = {' or '.join(names)}"
+    restriction = "only with" if few else "except with"
+    return f"mLSTM{rows[0].gate}: the input gate decides the gain after the norm {restriction} n = {' or '.join(names)}"
 
 
 def _notes(name: str, experiment: Experiment) -> Iterator[str]:

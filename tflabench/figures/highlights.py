@@ -46,9 +46,9 @@ def chosen(
     if patterns:
         return tuple(name for name in best if any(fnmatchcase(name, pattern) for pattern in patterns))[:MOST]
     families = dict(zip(rows["implementation"], rows["family"], strict=True))
-    whose = {name: looks[name].owner for name in best}
-    ours = {name for name in best if whose[name].role == "ours"}
-    foreground = [name for name in best if whose[name].role != "reference" or not ours]
+    owner_of = {name: looks[name].owner for name in best}
+    ours = {name for name in best if owner_of[name].role == "ours"}
+    foreground = [name for name in best if owner_of[name].role != "reference" or not ours]
     if axis and max(points.values(), default=0) > 2:
         over = set(measured.loc[measured[axis].notna(), "implementation"])  # the axis means nothing to others
         foreground = [name for name in foreground if points[name] > 1 or name not in over]
@@ -58,14 +58,14 @@ def chosen(
             apart.append(name)
     foreground = [name for name in foreground if name not in ours or name in apart]
     leading = []
-    for each in owners(looks.values()):
-        of_owner = [name for name in foreground if whose[name] == each and each.role != "published"]
+    for group_owner in owners(looks.values()):
+        of_owner = [name for name in foreground if owner_of[name] == group_owner and group_owner.role != "published"]
         leading += sorted(of_owner, key=lambda name: name in ours and families[name] != "mlstm")[:1]
     rest = sorted((name for name in foreground if name not in leading), key=lambda name: name not in ours)
     return tuple(sorted([*leading, *rest][:MOST], key=lambda name: (excess[name], name)))
 
 
-def near(rows: Rows, quantity: Quantity, name: str, others: Iterable[str]) -> str | None:
+def near(rows: Rows, quantity: Quantity, name: str, leaders: Iterable[str]) -> str | None:
     """Return the first of `others` that an implementation runs within NEAR of wherever both have a point; None of none.
 
     Lines meet at two places at least.
@@ -74,13 +74,13 @@ def near(rows: Rows, quantity: Quantity, name: str, others: Iterable[str]) -> st
     timed = rows[rows["timed"] & (rows[quantity.column] > 0)].astype({"chunk_asked": str})
     times = timed.set_index(place)[["implementation", quantity.column]]
     of = times[times["implementation"] == name][quantity.column]
-    for other in others:
+    for leader in leaders:
         shared = of.to_frame("a").join(
-            times[times["implementation"] == other][quantity.column].rename("b"), how="inner"
+            times[times["implementation"] == leader][quantity.column].rename("b"), how="inner"
         )
         ratios = np.abs(np.log(shared["a"].astype(float) / shared["b"].astype(float)))
         if len(shared) > 1 and bool((ratios <= math.log(1 + NEAR)).all()):
-            return other
+            return leader
     return None
 
 
@@ -152,16 +152,16 @@ def finding(rows: Rows, quantity: Quantity, axis: str | None) -> Finding:
 
 def _ratio(ours: Row, peer: Row, quantity: Quantity, axis: str | None) -> str:
     ratio = getattr(peer, quantity.column) / getattr(ours, quantity.column)
-    whose = owner(peer.implementation)
-    name = whose.name if whose.in_sentences else peer.title
+    peer_owner = owner(peer.implementation)
+    name = peer_owner.name if peer_owner.in_sentences else peer.title
     symbol, places = SYMBOLS.get(axis or ""), [getattr(row, str(axis), None) for row in (ours, peer)]
     values = " and ".join(dict.fromkeys(plain(place) for place in places if place is not None))
-    where = f" at {symbol}\u00a0=\u00a0{values}" if symbol and values else ""
+    position = f" at {symbol}\u00a0=\u00a0{values}" if symbol and values else ""
     if abs(ratio - 1) < 0.005:
-        return f"as {quantity.better[0]} as {name}{where}"
+        return f"as {quantity.better[0]} as {name}{position}"
     times = ratio if ratio > 1 else 1 / ratio
     bound = "at least " if (ours if ratio > 1 else peer).throttled and quantity.spread else ""
-    return f"{bound}{times:.{1 if times >= 2 else 2}f}x {quantity.better[1 if ratio > 1 else 2]} {name}{where}"
+    return f"{bound}{times:.{1 if times >= 2 else 2}f}x {quantity.better[1 if ratio > 1 else 2]} {name}{position}"
 
 
 def device_name(rows: Rows) -> str:

@@ -49,23 +49,23 @@ def looks(rows: Rows) -> dict[str, Look]:
     registered = {impl.name: impl for impl in implementations()}
     ordered = sorted(registered.values(), key=lambda impl: not impl.name.startswith("hopper_"))
     measured = rows.drop_duplicates("implementation").set_index("implementation").sort_index()
-    facts = {impl.name: (impl.title, impl.gate) for impl in ordered}
-    facts |= {
+    titles = {impl.name: (impl.title, impl.gate) for impl in ordered}
+    titles |= {
         str(name): (str(row.title), row.gate if isinstance(row.gate, str) else None)
         for name, row in measured[["title", "gate"]].iterrows()
     }
     markers: defaultdict[Owner, dict[str, str]] = defaultdict(dict)
     variants: Counter[tuple[Owner, str]] = Counter()
     table = {}
-    for name, (title, gate) in facts.items():
-        whose = owner(name)
-        marker = _marker(markers[whose], operation(name, gate) or name)
-        if variants[whose, marker] == len(DASHES):  # no dashes are left: a marker of its own
-            marker = _marker(markers[whose], name)
-        dash = DASHES[variants[whose, marker] % len(DASHES)]
-        variants[whose, marker] += 1
+    for name, (title, gate) in titles.items():
+        impl_owner = owner(name)
+        marker = _marker(markers[impl_owner], operation(name, gate) or name)
+        if variants[impl_owner, marker] == len(DASHES):  # no dashes are left: a marker of its own
+            marker = _marker(markers[impl_owner], name)
+        dash = DASHES[variants[impl_owner, marker] % len(DASHES)]
+        variants[impl_owner, marker] += 1
         if name in measured.index:
-            table[name] = Look(title, whose, Ink(COLOURS[whose.colour], marker, dash))
+            table[name] = Look(title, impl_owner, Ink(COLOURS[impl_owner.colour], marker, dash))
     order = {name: n for n, name in enumerate(registered)}
     return dict(sorted(table.items(), key=lambda item: order.get(item[0], len(order))))
 
@@ -73,7 +73,7 @@ def looks(rows: Rows) -> dict[str, Look]:
 def owners(table: Iterable[Look]) -> list[Owner]:
     """Return whose implementations are, each once: ours, peers in the order of the registry, then all others."""
     roles = ("ours", "peer", "published", "reference")
-    return sorted(dict.fromkeys(look.owner for look in table), key=lambda whose: roles.index(whose.role))
+    return sorted(dict.fromkeys(look.owner for look in table), key=lambda owner: roles.index(owner.role))
 
 
 def _marker(taken: dict[str, str], algorithm: str) -> str:

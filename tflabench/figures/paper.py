@@ -173,7 +173,7 @@ def _richness(part: Rows) -> tuple[int, bool, float]:
 
 
 @dataclass(frozen=True)
-class Variant:
+class FigureRequest:
     """A figure of the paper for one gate and pass, and the rows that may be laid over."""
 
     number: int
@@ -228,19 +228,19 @@ class Variant:
 FIGURES: dict[str, Callable[..., Figure]] = {}
 
 
-def _of_the_paper(drawn: Callable[[Variant], Figure]) -> Callable[..., Figure]:
+def _of_the_paper(drawn: Callable[[FigureRequest], Figure]) -> Callable[..., Figure]:
     """Return a figure as a function of gate, pass and rows, and list it in FIGURES."""
 
     @wraps(drawn)
     def figure(gate: Gate, pass_: Pass = "fw", rows: Rows | None = None) -> Figure:
-        return drawn(Variant(int(drawn.__name__.removeprefix("fig")), gate, pass_, rows))
+        return drawn(FigureRequest(int(drawn.__name__.removeprefix("fig")), gate, pass_, rows))
 
     FIGURES[drawn.__name__] = figure
     return figure
 
 
 @_of_the_paper
-def fig15(variant: Variant) -> Figure:
+def fig15(variant: FigureRequest) -> Figure:
     """Return FLOPs of one head and sequence over L, for three head sizes and F_causal 0.5, 0.66 and 1."""
     panels = [_flops_panel(variant, d_qk, d_hv) for d_qk, d_hv in ((256, 512), (128, 256), (64, 128))]
     least = [item.x for panel in panels for item in panel.items if isinstance(item, Mark)]
@@ -256,7 +256,7 @@ def fig15(variant: Variant) -> Figure:
     )
 
 
-def _flops_panel(variant: Variant, d_qk: int, d_hv: int) -> Panel:
+def _flops_panel(variant: FigureRequest, d_qk: int, d_hv: int) -> Panel:
     T, sizes = PAPER.seq_len, np.geomspace(1, PAPER.seq_len, 300)
 
     def gflops(form: Formulation, chunk_size: Any, factor: float = 0.5) -> Any:
@@ -286,12 +286,12 @@ def _flops_panel(variant: Variant, d_qk: int, d_hv: int) -> Panel:
 
 
 @_of_the_paper
-def fig16(variant: Variant) -> Figure:
+def fig16(variant: FigureRequest) -> Figure:
     """Return the L of fewest FLOPs over d_hv (eq. 111), for d_qk half of d_hv and equal to it."""
     panels = {}
-    for p_qk, words in ((0.5, "0.5 "), (1.0, "")):
+    for p_qk, factor in ((0.5, "0.5 "), (1.0, "")):
         models = {f: [variant.tradeoff(p_qk * d, d, causal_factor=f) for d in DIMENSIONS] for f in CAUSAL_INKS}
-        panels[f"d_qk = {words}d_hv"] = [
+        panels[f"d_qk = {factor}d_hv"] = [
             Curve(f"F_causal = {f:g}", DIMENSIONS, [model.flop_optimal for model in models[f]], line, "theory")
             for f, line in CAUSAL_INKS.items()
         ]
@@ -305,7 +305,7 @@ def fig16(variant: Variant) -> Figure:
 
 
 @_of_the_paper
-def fig17(variant: Variant) -> Figure:
+def fig17(variant: FigureRequest) -> Figure:
     """Return theoretical runtime over L, a line a GPU, and measured rows with the bounds of their GPU."""
     sweep, gate = variant.sweep, variant.gate
     gpus = _with(sweep.gpu, "paper-A100", "paper-H100", "H200", "paper-B200")
@@ -354,7 +354,7 @@ def _runtime(sweep: MeasuredSweep, tradeoff: Tradeoff, gpu: Gpu, sizes: np.ndarr
 
 
 @_of_the_paper
-def fig18(variant: Variant) -> Figure:
+def fig18(variant: FigureRequest) -> Figure:
     """Return arithmetic intensity over L for several head dimensions, states in 4 and 2 bytes, and that of GPUs."""
     sizes = np.geomspace(16, 8192, 200)
     gpus = [find(name) for name in ("paper-V100", "paper-A100", "paper-H100", "H200", "paper-B200")]
@@ -378,7 +378,7 @@ def fig18(variant: Variant) -> Figure:
 
 
 @_of_the_paper
-def fig19(variant: Variant) -> Figure:
+def fig19(variant: FigureRequest) -> Figure:
     """Return rooflines, the intensity of each L as an upright line, and on it what was measured at that L."""
     sweep = variant.sweep
     gpus = _with(sweep.gpu, "paper-V100", "paper-A100", "paper-H100")
@@ -401,7 +401,7 @@ def fig19(variant: Variant) -> Figure:
 
 
 @_of_the_paper
-def fig20(variant: Variant) -> Figure:
+def fig20(variant: FigureRequest) -> Figure:
     """Return FLOP/s, FLOPs and runtime over L: the rate grows because the work does, and the runtime does not fall."""
     sweep = variant.sweep
     gpu = sweep.gpu or find("paper-H100")
@@ -443,7 +443,7 @@ def fig20(variant: Variant) -> Figure:
 
 
 @_of_the_paper
-def fig21(variant: Variant) -> Figure:
+def fig21(variant: FigureRequest) -> Figure:
     """Return the L of least runtime over d_hv (eq. 121), states in 4 and 2 bytes, a line a GPU."""
     gpus = [find(name) for name in ("paper-A100", "paper-H100", "H200", "paper-B200")]
     panels: dict[str, list[Item]] = {title: [] for title in STATES.values()}
@@ -462,7 +462,7 @@ def fig21(variant: Variant) -> Figure:
 
 
 @_of_the_paper
-def fig22(variant: Variant) -> Figure:
+def fig22(variant: FigureRequest) -> Figure:
     """Return the L of least runtime over a GPU's intensity (eq. 121), GPUs as upright lines, and the measured best."""
     sweep, intensity = variant.sweep, np.linspace(80, 400, 100)
     gpus = [find(name) for name in ("paper-V100", "paper-A100", "H200", "paper-B200", "paper-H100")]

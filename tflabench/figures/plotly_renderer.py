@@ -93,7 +93,7 @@ def _bars(bars: Bars) -> list[Trace]:
     values = np.nan_to_num(bars.values)
     drawn = common | {
         "x": numbers(values), "width": 0.5, "marker": {"color": list(bars.colours)}, "hoverinfo": "none",
-        "text": [escape(words) for words in bars.words], "textposition": "outside", "cliponaxis": False,
+        "text": [escape(text) for text in bars.words], "textposition": "outside", "cliponaxis": False,
         "customdata": list(bars.rows), "textfont": {"size": 11},
     }  # fmt: skip
     bounded = [
@@ -125,7 +125,7 @@ def _axis(axis: Axis) -> dict[str, Any]:
     if axis.ticks:
         drawn |= {
             "tickvals": [value for value, _ in axis.ticks],
-            "ticktext": [escape(words) for _, words in axis.ticks],
+            "ticktext": [escape(text) for _, text in axis.ticks],
         }
     return drawn
 

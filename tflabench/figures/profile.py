@@ -110,9 +110,9 @@ def _bars(parts: Sequence[tuple[str, float]], points: dict[str, Curve], kind: st
     names, ms = [short(name) for name, _ in parts], [value for _, value in parts]
     plain = GREY if points else BLUE
     colours = [points[name].ink.colour if name in points else plain for name in names]
-    words = [f"{value:.3g} ({value / sum(ms):.0%})" for value in ms]
+    shares = [f"{value:.3g} ({value / sum(ms):.0%})" for value in ms]
     x = linear("time [ms]", 0.0, 1.45 * max(ms))
-    return Panel(f"time by {kind}", x, labels(names), (Bars(names, ms, words, colours),))
+    return Panel(f"time by {kind}", x, labels(names), (Bars(names, ms, shares, colours),))
 
 
 def _roofline(profile: Profile, points: dict[str, Curve], rates: tuple[str, float]) -> Panel:

@@ -101,7 +101,7 @@ def flagged(rows: Rows, quantity: Quantity = RUNTIME) -> pd.Series:
 
 def flags(rows: Rows, quantity: Quantity) -> list[str]:
     """Return why values of these rows are to be wary of, for the legend: a word a reason."""
-    return [flag for flag, where in _flags(rows, quantity).items() if where.any()]
+    return [flag for flag, mask in _flags(rows, quantity).items() if mask.any()]
 
 
 def _flags(rows: Rows, quantity: Quantity) -> dict[str, pd.Series]:

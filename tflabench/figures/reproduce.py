@@ -42,16 +42,9 @@ class PaperFigure:
     matched: str | None = None
     theory: bool = False
 
-    def preset_for(self, matched_heads: bool) -> str:
-        """Return the preset that measures the figure."""
-        return self.matched if matched_heads and self.matched else self.preset
-
 
 def points_of(
-    figure: PaperFigure,
-    matched_heads: bool,
-    patterns: Sequence[str] | None = None,
-    part: Mapping[str, Values] | None = None,
+    figure: PaperFigure, patterns: Sequence[str] | None = None, part: Mapping[str, Values] | None = None
 ) -> list[Point]:
     """Return the points that a GPU has to measure for a figure.
 
@@ -60,7 +53,7 @@ def points_of(
         part: values by axis, as `parse_overrides` gives them: only the points of the figure that have these, in their
             order. It may have none.
     """
-    preset = load_preset(figure.preset_for(matched_heads))
+    preset = load_preset(figure.preset)
     points = select_points(preset, {}, patterns, "cuda")
     if not part:
         return points
@@ -84,9 +77,7 @@ def stored(points: Sequence[Point], root: Path, name: str) -> Results | None:
     return best
 
 
-def draw(
-    figure: PaperFigure, results: Results | None, out: Path, formats: Sequence[str], matched_heads: bool = False
-) -> list[Path]:
+def draw(figure: PaperFigure, results: Results | None, out: Path, formats: Sequence[str]) -> list[Path]:
     """Write a figure as `out`/fig4.png or fig4-matched.png, ... in each format, with its caption and rows.
 
     Returns:
@@ -101,19 +92,21 @@ def draw(
     if results is None and not figure.theory:
         raise InputError(f"{figure.name} shows measurements only, and none of its points is stored")
     source = Source.of(results or Results(out, (), {}))
-    name = f"{figure.name}-matched" if matched_heads and figure.matched else figure.name
-    return write_figures(figure.draw(name, source), out, formats)
+    return write_figures(figure.draw(figure.name, source), out, formats)
 
 
-def find(name: str) -> PaperFigure:
-    """Return the figure of this name.
+def find(name: str, matched_heads: bool = False) -> PaperFigure:
+    """Return the figure of this name; with `matched_heads` as "fig4-matched", where it has another preset for these.
 
     Raises:
         InputError: no such figure, with the nearest names.
     """
     if name not in FIGURES:
         raise InputError(f"no figure is called {name!r}; {nearest(name, [*FIGURES, 'all'])}")
-    return FIGURES[name]
+    figure = FIGURES[name]
+    if matched_heads and figure.matched:
+        return replace(figure, name=f"{name}-matched", preset=figure.matched)
+    return figure
 
 
 def _curves(
@@ -127,7 +120,9 @@ def _curves(
 
     for sheet, patterns in sheets.items():
         names = source.rows["implementation"]
-        shown = source.rows[[any(fnmatchcase(each, pattern) for pattern in split(patterns)) for each in names]]
+        shown = source.rows[
+            [any(fnmatchcase(name_of_row, pattern) for pattern in split(patterns)) for name_of_row in names]
+        ]
         if (shown["status"] == "ok").any():
             for quantity in quantities:
                 stem = "-".join([name, *filter(None, [sheet]), *([quantity] if len(quantities) > 1 else [])])

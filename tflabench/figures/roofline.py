@@ -34,7 +34,7 @@ def draw(stem: str, source: Source, rows: Rows) -> Figure:
     done = counted(rows)
     ceilings = roof_of(rows, source.runs)
     roof = [Roof(ceilings, f"{ceilings.provenance} roof", ROOF)] if ceilings else []
-    rates = unit([*done["rate"], *(each.ceilings.flops_per_s for each in roof)])
+    rates = unit([*done["rate"], *(of_roof.ceilings.flops_per_s for of_roof in roof)])
     names = chosen(rows, RUNTIME, source.looks, source.highlight)
     points = {p: list(_points(done[done["pass"] == p], source, names, rates[1])) for p in by_pass(rows)}
     whole = under(roof, [*chain(*points.values())], unit=rates, words=WORDS)
@@ -183,7 +183,7 @@ def inks_of_points(names: Sequence[str], looks: Mapping[str, Look]) -> dict[str,
     inks: dict[str, Ink] = {}
     for name in names:
         ink = looks[name].ink
-        taken = {other.marker for other in inks.values() if other.colour == ink.colour}
+        taken = {used.marker for used in inks.values() if used.colour == ink.colour}
         free = [marker for marker in (ink.marker, *MARKERS) if marker not in taken]
         inks[name] = Ink(ink.colour, free[0])
     return inks

@@ -157,8 +157,8 @@ def build_step(op: Recurrence, problem: Problem, device: torch.device) -> Case:
         return run(**now, **op.options, state=before, out=after)[:, None]
 
     def of_sequence(inputs: Mapping[str, Tensor]) -> Tensor:
-        given = {name: x for name, x in inputs.items() if name != "state"}
-        return oracle(op, given, initial_state=State(inputs["state"][:, 0]))
+        sequence = {name: x for name, x in inputs.items() if name != "state"}
+        return oracle(op, sequence, initial_state=State(inputs["state"][:, 0]))
 
     return Case(inputs=inputs, forward=forward, oracle=of_sequence, layout="bthd", details={"kernel": "step"})
 

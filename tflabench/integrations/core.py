@@ -230,11 +230,11 @@ def wherever(module: ModuleType, key: str, value: Any) -> list[Replacement]:
     """Return replacements of a function in every module that has it by now, under whichever name."""
     original = getattr(module, key)
     replacements = [Replacement(key, module, key, value)]
-    for name, other in sorted(sys.modules.items()):
-        if other is None or other is module or name.startswith("tflabench"):
+    for name, module_there in sorted(sys.modules.items()):
+        if module_there is None or module_there is module or name.startswith("tflabench"):
             continue
-        names = [k for k, x in list(getattr(other, "__dict__", {}).items()) if x is original]
-        replacements += [Replacement(key, other, k, value) for k in names]
+        names = [k for k, x in list(getattr(module_there, "__dict__", {}).items()) if x is original]
+        replacements += [Replacement(key, module_there, k, value) for k in names]
     return replacements
 
 
@@ -256,9 +256,9 @@ def _put(place: Any, key: str, value: Any) -> None:
 
 
 def _by_whom(handle: Installed, replacement: Replacement) -> str:
-    for other in _installed[_installed.index(handle) + 1 :]:
-        if any(x.place is replacement.place and x.key == replacement.key for x, _ in other._undo):
-            return f"by install('{other.library}'): uninstall that"
+    for later in _installed[_installed.index(handle) + 1 :]:
+        if any(x.place is replacement.place and x.key == replacement.key for x, _ in later._undo):
+            return f"by install('{later.library}'): uninstall that"
     return "by something else: undo that"
 
 

@@ -85,8 +85,8 @@ def machines(named: Mapping[str, Results]) -> list[dict[str, Any]]:
     by_facts: dict[str, dict[str, Any]] = {}
     for name, results in named.items():
         for run, device in {row.run_id: row.device for row in results.rows}.items():
-            facts = [["device", device], *_facts(results.runs.get(run, {}))]
-            by_facts.setdefault(str(facts), {"facts": facts, "folders": {}})["folders"][name] = None
+            lines = [["device", device], *_facts(results.runs.get(run, {}))]
+            by_facts.setdefault(str(lines), {"facts": lines, "folders": {}})["folders"][name] = None
     return [machine | {"folders": list(machine["folders"])} for machine in by_facts.values()]
 
 

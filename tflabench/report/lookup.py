@@ -19,7 +19,7 @@ GATES = ("exp,sig", "exp", "sig")  # what `advise --gate` is asked
 MOST_SHAPES = 100  # that `advise` is asked about: a shape takes 10 to 20 ms
 
 
-class Shape(NamedTuple):
+class LookupSize(NamedTuple):
     """One question of the look-up, without its gate."""
 
     device: str
@@ -50,7 +50,7 @@ class Best:
 
 def measured(records: Sequence[Row]) -> dict[str, list[Best]]:
     """Return by key the fastest mLSTM and the next of another kernel in the same comparison, of rows that are right."""
-    rows_of: dict[tuple[Shape, str], list[tuple[int, Row]]] = {}
+    rows_of: dict[tuple[LookupSize, str], list[tuple[int, Row]]] = {}
     for index, row in enumerate(records):
         if row.family == "mlstm" and row.gate in GATES and timed(row):
             for gate in (row.gate, GATES[0]):
@@ -71,11 +71,11 @@ def _of_row(index: int, row: Row) -> Best:
     return Best(row.implementation, str(row.chunk_size or ""), f"{row.ms_median:.4g} ms", memory, source, index)
 
 
-def _shape(row: Row) -> Shape:
-    return Shape(row.device, row.pass_, row.dtype, row.seq_len, row.batch, row.heads, row.d_qk, row.d_hv)
+def _shape(row: Row) -> LookupSize:
+    return LookupSize(row.device, row.pass_, row.dtype, row.seq_len, row.batch, row.heads, row.d_qk, row.d_hv)
 
 
-def shapes(records: Iterable[Row]) -> list[Shape]:
+def shapes(records: Iterable[Row]) -> list[LookupSize]:
     """Return the shapes to ask `advise` about, those with most rows first, at most MOST_SHAPES.
 
     They are those of the mLSTM rows of known GPUs, and the powers of two between the shortest and the longest T at the
@@ -86,9 +86,9 @@ def shapes(records: Iterable[Row]) -> list[Shape]:
     return list(dict.fromkeys([*modelled, *_between(modelled)]))[:MOST_SHAPES]
 
 
-def _between(shapes: Sequence[Shape]) -> Iterator[Shape]:
+def _between(shapes: Sequence[LookupSize]) -> Iterator[LookupSize]:
     """Yield the powers of two between the lengths of shapes that differ in T and batch alone, at their tokens."""
-    lines: dict[Shape, list[Shape]] = {}
+    lines: dict[LookupSize, list[LookupSize]] = {}
     for shape in shapes:
         lines.setdefault(shape._replace(seq_len=0, batch=shape.seq_len * shape.batch), []).append(shape)
     for line in lines.values():
@@ -99,7 +99,7 @@ def _between(shapes: Sequence[Shape]) -> Iterator[Shape]:
                 yield line[0]._replace(seq_len=2**power, batch=tokens >> power)
 
 
-def modelled(shapes: Iterable[Shape]) -> dict[str, list[Best] | str]:
+def modelled(shapes: Iterable[LookupSize]) -> dict[str, list[Best] | str]:
     """Return by key what `tflabench advise` recommends and the next best kernel, or why it recommends none."""
     answers: dict[str, list[Best] | str] = {}
     for shape in shapes:

@@ -53,16 +53,16 @@ def find_errors(root: Path | str) -> list[ErrorLine]:
     Raises:
         InputError: one that `tflabench verify` did not write.
     """
-    found: list[ErrorLine] = []
+    errors: list[ErrorLine] = []
     for path in sorted(Path(root).rglob("errors.csv")):
         try:
             with path.open(newline="") as file:
                 for line in csv.DictReader(file):
                     given = {name: value for name, value in line.items() if value}
-                    found.append(ErrorLine.model_validate(given | {"folder": str(path.parent)}))
+                    errors.append(ErrorLine.model_validate(given | {"folder": str(path.parent)}))
         except (OSError, ValueError) as error:
             raise InputError(f"{path} is not what `tflabench verify --out` writes ({error!r}): delete it") from None
-    return found
+    return errors
 
 
 def table(results: Sequence[Mapping[str, Any]]) -> pd.DataFrame:

@@ -44,8 +44,8 @@ def percentages(row: Row) -> str:
 
     Without a formula for the bound the second stands alone.
     """
-    own = [] if row.percent_of_own_roofline is None else [f"own roofline {row.percent_of_own_roofline:.0f}%"]
-    more = [*own, *(["datasheet ceilings"] if on_datasheet(row.ceilings) else [])]
+    roofline = [] if row.percent_of_own_roofline is None else [f"own roofline {row.percent_of_own_roofline:.0f}%"]
+    more = [*roofline, *(["datasheet ceilings"] if on_datasheet(row.ceilings) else [])]
     if row.percent_of_bound is None:
         return ", ".join(more)
     return f"{row.percent_of_bound:.0f}% of the bound" + (f" ({', '.join(more)})" if more else "")

@@ -46,7 +46,7 @@ class Results:
         """Return the rows of these passes whose implementation matches one of the patterns; there may be none."""
 
         def wanted(row: Row) -> bool:
-            return row.pass_ in passes and any(fnmatchcase(row.implementation, each) for each in patterns)
+            return row.pass_ in passes and any(fnmatchcase(row.implementation, pattern) for pattern in patterns)
 
         return replace(self, rows=tuple(filter(wanted, self.rows)))
 

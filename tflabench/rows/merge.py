@@ -33,8 +33,8 @@ def merge(results: Results, folder: Path) -> Merged:
     if (folder / JOURNAL).exists() or is_packed(folder):
         devices |= {row.device: folder for row in whole_lines(folder)[0]}
     if len(devices) > 1:
-        told = ", ".join(f"{where} has rows of {device}" for device, where in devices.items())
-        raise InputError(f"{told}: a results folder holds rows of one device, so merge into another one")
+        sides = ", ".join(f"{at} has rows of {device}" for device, at in devices.items())
+        raise InputError(f"{sides}: a results folder holds rows of one device, so merge into another one")
     into = Store(folder, *devices)
     new = replaced = kept = 0
     runs: dict[str, None] = {}

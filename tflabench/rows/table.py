@@ -49,8 +49,8 @@ def rows_of(table: pd.DataFrame) -> list[Row]:
         return [Row.model_validate(record) for record in records(table[table.columns.intersection(list(COLUMNS))])]
     except ValidationError as error:
         first = error.errors()[0]
-        where = first["loc"][0] if first["loc"] else "row"
-        raise InputError(f"the table's {where} is {first['input']!r}: {first['msg']}") from None
+        column = first["loc"][0] if first["loc"] else "row"
+        raise InputError(f"the table's {column} is {first['input']!r}: {first['msg']}") from None
 
 
 def require_columns(table: pd.DataFrame, name: str, remedy: str) -> None:

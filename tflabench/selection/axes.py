@@ -41,19 +41,19 @@ def parse_values(axis: str, text: str) -> Values:
     """
     if axis not in AXES:
         raise InputError(f"unknown axis {axis!r}; {registry.nearest(axis, AXES)}")
-    words = [word.strip() for word in text.split(",")]
-    if not all(words):
+    parts = [word.strip() for word in text.split(",")]
+    if not all(parts):
         raise InputError(f"axis {axis} is {text!r}: it must be values such as 512,1024 or a range such as 512:65536:x2")
     if axis == "pass":
-        values = [name for word in words for name in (("fw", "fwbw") if word == "both" else (word,))]
+        values = [name for word in parts for name in (("fw", "fwbw") if word == "both" else (word,))]
         _require_known(axis, values, PASSES)
     elif axis in WORDS:
-        values = words
+        values = parts
         _require_known(axis, values, WORDS[axis])
     elif axis == "chunk_size":
-        values = [value for word in words for value in ([None] if word == "auto" else _integers(axis, word))]
+        values = [value for word in parts for value in ([None] if word == "auto" else _integers(axis, word))]
     else:
-        values = [value for word in words for value in _integers(axis, word)]
+        values = [value for word in parts for value in _integers(axis, word)]
     return tuple(dict.fromkeys(values))
 
 
@@ -145,7 +145,7 @@ def _integers(axis: str, word: str) -> list[int]:
     return values
 
 
-def _require_known(axis: str, values: Sequence[str], known: Iterable[str]) -> None:
+def _require_known(axis: str, values: Sequence[str], allowed: Iterable[str]) -> None:
     for value in values:
-        if value not in known:
-            raise InputError(f"{axis} is {value!r}: it must be one of {', '.join(known)}")
+        if value not in allowed:
+            raise InputError(f"{axis} is {value!r}: it must be one of {', '.join(allowed)}")

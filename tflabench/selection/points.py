@@ -97,24 +97,24 @@ def _groups_of_its_like(impl: Implementation, claims: Mapping[Implementation, Se
     That is the same family, gate and operation; nothing where the preset runs none.
     """
 
-    def computes(other: Implementation) -> tuple[str | None, ...]:
-        return other.family, other.gate, other.operation
+    def computes(twin: Implementation) -> tuple[str | None, ...]:
+        return twin.family, twin.gate, twin.operation
 
-    alike = [group for other, own in claims.items() if computes(other) == computes(impl) for group in own]
+    alike = [group for twin, shared in claims.items() if computes(twin) == computes(impl) for group in shared]
     return [group for place, group in enumerate(alike) if group not in alike[:place]]
 
 
 def _place(problem: Problem, given: Mapping[str, Values]) -> tuple[Any, ...]:
     """Return the place of a problem in a plan: axis by axis, in the order given, else from small to large."""
     p = problem
-    asked = {"tokens": p.tokens, "head_dim": p.d_hv, "embedding": p.heads * p.d_hv, **p.columns()}
+    values = {"tokens": p.tokens, "head_dim": p.d_hv, "embedding": p.heads * p.d_hv, **p.columns()}
     small_to_large = {**p.columns(), "pass": PASSES.index(p.pass_), "chunk_size": p.chunk_size or 0}
     small_to_large["heads_qk"] = p.heads // p.group
 
     def place(axis: str) -> Any:
         if axis not in given:
             return small_to_large.get(axis)  # None, alike for all: what sets other axes has no order of its own
-        return given[axis].index(asked[axis]) if asked[axis] in given[axis] else -1  # -1: it has no chunks
+        return given[axis].index(values[axis]) if values[axis] in given[axis] else -1  # -1: it has no chunks
 
     return tuple(place(axis) for axis in ORDER)
 

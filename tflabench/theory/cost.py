@@ -75,8 +75,8 @@ class Polynomial:
         """Return the value at n."""
         return self.constant + self.linear * n + self.square * n * n
 
-    def __add__(self, other: Polynomial) -> Polynomial:
-        return Polynomial(self.constant + other.constant, self.linear + other.linear, self.square + other.square)
+    def __add__(self, count: Polynomial) -> Polynomial:
+        return Polynomial(self.constant + count.constant, self.linear + count.linear, self.square + count.square)
 
     def __mul__(self, factor: float) -> Polynomial:
         return Polynomial(self.constant * factor, self.linear * factor, self.square * factor)
@@ -557,9 +557,9 @@ def _sum(terms: Terms) -> Polynomial:
 
 
 def _check(formulation: Formulation, gate: Gate, causal_factor: float = 0.5) -> None:
-    known = [name for name in get_args(Formulation) if name != "fused"]
-    if formulation not in known:
-        raise InputError(f"formulation is {formulation!r}: it must be one of {', '.join(known)}")
+    allowed = [name for name in get_args(Formulation) if name != "fused"]
+    if formulation not in allowed:
+        raise InputError(f"formulation is {formulation!r}: it must be one of {', '.join(allowed)}")
     if gate not in GATES:
         raise InputError(f"gate is {gate!r}: it must be one of {', '.join(GATES)}")
     if not 0.5 <= causal_factor <= 1:

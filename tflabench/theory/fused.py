@@ -66,14 +66,14 @@ def cost(problem: Problem, kernel: Modelled, chunk_size: int) -> Cost:
     heads, steps = p.batch * p.heads, p.batch * p.heads * p.seq_len
     tile = sum((term(TILE) for term in flop_terms("chunkwise", gate, p.d_qk, p.d_hv).values()), 0.0)
     plan = planned(p, kernel, chunk_size)
-    found = _kernels(plan)
+    kernels_of_call = _kernels(plan)
     h = plan[0].h
     shared_scores = (h.together - 1) * walk_counts.flops(h, 0.5)["scores"]
     flops = steps * (tile / TILE - shared_scores)
-    flops += steps * sum(sum(walk_counts.flops(each, 0.5).values()) for each in found[1:])
-    gates = _gate_bytes(p, gate) + kernel.gate_gradients * _gate_gradient_bytes(p, gate, found)
-    moved = steps * (gates + _shared_gradient_bytes(p, found))
-    moved += steps * sum(_step_bytes(each, p) for each in found)
+    flops += steps * sum(sum(walk_counts.flops(part, 0.5).values()) for part in kernels_of_call[1:])
+    gates = _gate_bytes(p, gate) + kernel.gate_gradients * _gate_gradient_bytes(p, gate, kernels_of_call)
+    moved = steps * (gates + _shared_gradient_bytes(p, kernels_of_call))
+    moved += steps * sum(_step_bytes(part, p) for part in kernels_of_call)
     written = 0
     for of_pass in plan:
         if of_pass and (state_pass := of_pass.state_pass):
@@ -85,7 +85,7 @@ def cost(problem: Problem, kernel: Modelled, chunk_size: int) -> Cost:
             # h of the first reads none and writes one, which is read to join the others to it.
             written += state_pass.resumed
             kernels = of_pass.kernels if isinstance(of_pass, plans.Backward) else (h,)
-            written += cut.count * sum(not isinstance(each, TileGradients) for each in kernels)  # read by walks
+            written += cut.count * sum(not isinstance(part, TileGradients) for part in kernels)  # read by walks
     return Cost(flops, moved + heads * written * p.d_qk * p.d_hv * plans.STATE_BYTES)
 
 
@@ -96,9 +96,9 @@ def launches(problem: Problem, kernel: Modelled, chunk_size: int, device: Device
     heads, steps = p.batch * p.heads, p.batch * p.heads * p.seq_len
     plan = planned(p, kernel, chunk_size, device)
     kernels = _kernels(plan)
-    found = [_pointwise("gates", steps, _gate_bytes(p, gate))]
+    made = [_pointwise("gates", steps, _gate_bytes(p, gate))]
     if exp:
-        found += [_pointwise("maxima of blocks", steps, 2 * p.element_bytes)]
+        made += [_pointwise("maxima of blocks", steps, 2 * p.element_bytes)]
     for of_pass in plan:
         if of_pass and (state_pass := of_pass.state_pass):
             parts, elements = state_pass.parts, p.d_qk * p.d_hv
@@ -106,20 +106,20 @@ def launches(problem: Problem, kernel: Modelled, chunk_size: int, device: Device
             if isinstance(of_pass, plans.Forward) and of_pass.first:
                 states = _side_by_side(f"{states.name}, h of the first", states, _launch(of_pass.first, p, exp))
             joined = len(parts.added) + state_pass.cut.count + state_pass.resumed
-            found += [states, Launch(
+            made += [states, Launch(
                 f"{state_pass.state}, joined", state_pass.carry(elements)[1], CARRYING, {},
                 {"states": heads * joined * elements * plans.STATE_BYTES},
                 trips=parts.per_segment * state_pass.cut.count,
             )]  # fmt: skip
-    found += [_launch(each, p, exp) if isinstance(each, Walk) else _launch_by_tiles(each, p) for each in kernels]
+    made += [_launch(part, p, exp) if isinstance(part, Walk) else _launch_by_tiles(part, p) for part in kernels]
     if shared := _shared_gradient_bytes(p, kernels):
-        found += [_pointwise(f"{name} of heads, added up", steps, shared / 2) for name in ("dq", "dk")]
+        made += [_pointwise(f"{name} of heads, added up", steps, shared / 2) for name in ("dq", "dk")]
     if sums := kernel.gate_gradients * _gate_gradient_bytes(p, gate, kernels):
-        if not any(isinstance(each, TileGradients) for each in kernels):
+        if not any(isinstance(part, TileGradients) for part in kernels):
             sums /= 2
-            found += [_pointwise("sums of tiles", steps, sums), Launch("through tiles", heads, 1, {}, {}, trips=ENDS)]
-        found += [_pointwise("gate gradients", steps, sums)]
-    return found
+            made += [_pointwise("sums of tiles", steps, sums), Launch("through tiles", heads, 1, {}, {}, trips=ENDS)]
+        made += [_pointwise("gate gradients", steps, sums)]
+    return made
 
 
 def _launch_states(p: Problem, of: StatePass) -> Launch:
@@ -137,15 +137,15 @@ def _launch_states(p: Problem, of: StatePass) -> Launch:
     )  # fmt: skip
 
 
-def _side_by_side(name: str, one: Launch, other: Launch) -> Launch:
+def _side_by_side(name: str, first: Launch, second: Launch) -> Launch:
     """Two that run at the same time, each on multiprocessors of its own, and share memory and the L2."""
 
     def total(*counts: Mapping[str, float]) -> dict[str, float]:
         return {term: sum(count.get(term, 0.0) for count in counts) for term in {**counts[0], **counts[1]}}
 
     return Launch(
-        name, one.programs + other.programs, 1, total(one.flops, other.flops), total(one.moved, other.moved),
-        vector_ops=one.vector_ops + other.vector_ops, roles=max(one.roles, other.roles),
+        name, first.programs + second.programs, 1, total(first.flops, second.flops), total(first.moved, second.moved),
+        vector_ops=first.vector_ops + second.vector_ops, roles=max(first.roles, second.roles),
     )  # fmt: skip
 
 
@@ -219,18 +219,18 @@ def _vector_ops(walk: Walk, exp: bool) -> float:
     height, width = min(walk.rows, walk.block_rows), min(walk.columns, WIDTH)
     weights = TILE * (5 + EXP_LANES)  # of scores: scale by exponents, mask, convert
     # Outputs and Z: weights, conversion; S: decay, conversion.
-    found = weights + 4 * walk.block_rows + 2 * height * width / TILE
+    ops = weights + 4 * walk.block_rows + 2 * height * width / TILE
     if exp:
-        found += 2 * TILE
+        ops += 2 * TILE
     if walk.sums:  # X: convert, weigh, round, multiply, add up; S: round, subtract, round the rest
-        found += 5 * walk.block_rows + 2 * height * width / TILE
+        ops += 5 * walk.block_rows + 2 * height * width / TILE
     if walk.within:  # weigh, add up
-        found += (1 + walk.within) * TILE
+        ops += (1 + walk.within) * TILE
     if walk.with_dv:  # K: weights, conversion; dv: conversion
-        found += weights + 2 * walk.block_rows * (not walk.sums) + width
+        ops += weights + 2 * walk.block_rows * (not walk.sums) + width
     if walk.normalise:  # q and k: convert, multiply and add; weigh k
-        found += 5 * walk.columns
-    return found
+        ops += 5 * walk.columns
+    return ops
 
 
 def _filled(p: Problem) -> float:
@@ -241,12 +241,12 @@ def _filled(p: Problem) -> float:
 
 def _step_bytes(kernel: Kernel, p: Problem) -> float:
     """Return the bytes through memory a step and head: of tensors and states of tiles only what there is of blocks."""
-    found = walk_counts.step_bytes(kernel, p.element_bytes) - (1 - _filled(p)) * walk_counts.tensor_bytes(
+    moved = walk_counts.step_bytes(kernel, p.element_bytes) - (1 - _filled(p)) * walk_counts.tensor_bytes(
         kernel, p.element_bytes
     )
     if isinstance(kernel, Walk):
-        return found
-    return found - walk_counts.state_bytes(kernel, p.element_bytes) + _tile_state_bytes(kernel, p)
+        return moved
+    return moved - walk_counts.state_bytes(kernel, p.element_bytes) + _tile_state_bytes(kernel, p)
 
 
 def _tile_state_bytes(kernel: StatePass | TileGradients, p: Problem) -> float:
@@ -270,8 +270,8 @@ def waves(problem: Problem, kernel: Modelled, chunk_size: int, gpu: Gpu) -> dict
     if not gpu.multiprocessors:
         raise InputError(f"the number of multiprocessors of {gpu.name} is not known: name another GPU")
     device = Device(USUAL.architecture, gpu.multiprocessors)
-    found = launched(problem, kernel, chunk_size, device)
-    return {each.name: each.items / (gpu.multiprocessors * each.resident) for each in found}
+    kernels = launched(problem, kernel, chunk_size, device)
+    return {walk.name: walk.items / (gpu.multiprocessors * walk.resident) for walk in kernels}
 
 
 def runtime(problem: Problem, kernel: Modelled, gpu: Gpu, *, overlapped: bool = True) -> float:
@@ -284,14 +284,14 @@ def runtime(problem: Problem, kernel: Modelled, gpu: Gpu, *, overlapped: bool = 
         InputError: a head dimension or pass that the kernels do not take, or a GPU of which too little is known.
     """
     chip = Chip.of(gpu)
-    found = 0.0
+    seconds = 0.0
     for launch in launches(problem, kernel, problem.chunk_size or problem.seq_len, chip.device):
         matrix = sum(launch.flops.values()) / chip.ceilings.flops_per_s
         memory = sum(launch.moved.values()) / chip.ceilings.bytes_per_s
         full = launch.waves(chip)
         matrix *= math.ceil(full) / full
-        found += max(memory, matrix) if overlapped else memory + matrix
-    return found
+        seconds += max(memory, matrix) if overlapped else memory + matrix
+    return seconds
 
 
 def best_chunk_size(problem: Problem, kernel: Modelled, gpu: Gpu) -> int:
@@ -313,19 +313,19 @@ def _gate_bytes(p: Problem, gate: Gate) -> float:
     return 2 * p.element_bytes + plans.EXPONENT_BYTES + STABILISED_BYTES * GATES[gate].normalized
 
 
-def _gate_gradient_bytes(p: Problem, gate: Gate, found: tuple[Kernel, ...]) -> float:
+def _gate_gradient_bytes(p: Problem, gate: Gate, kernels: tuple[Kernel, ...]) -> float:
     """Return the bytes of a step: row sums, pre-activations, both gradients, and log f of exp.
 
     Row sums of walks are read for tiles and again for steps.
     """
-    sums = sum(kernel.sum_bytes * (2 if isinstance(kernel, Walk) else 1) for kernel in found)
+    sums = sum(kernel.sum_bytes * (2 if isinstance(kernel, Walk) else 1) for kernel in kernels)
     return sums + 4 * p.element_bytes + STABILISED_BYTES / 2 * GATES[gate].normalized if sums else 0
 
 
-def _shared_gradient_bytes(p: Problem, found: tuple[Kernel, ...]) -> float:
+def _shared_gradient_bytes(p: Problem, kernels: tuple[Kernel, ...]) -> float:
     """Return the bytes a step and head of dq and dk that PyTorch adds up, of heads that share q and k or a program."""
     added_up = 0.0
-    for kernel in found:
+    for kernel in kernels:
         if isinstance(kernel, StatePass):
             continue
         made = 2 if isinstance(kernel, TileGradients) else walk_counts.of_qk(kernel)

@@ -137,11 +137,11 @@ def read_gpu(table: Mapping[str, Any], origin: str) -> Gpu:
     if not capability:
         raise InputError(f'capability is {table["capability"]!r}: it must be one of CUDA, such as "9.0"')
     major, minor = map(int, capability.groups())
-    facts: dict[str, Any] = {"name": Path(origin).stem} | {key: str(table[key]) for key in TEXTS if key in table}
-    facts |= {field: table[key] * unit for key, (field, unit) in NUMBERS.items() if key in table}
+    fields: dict[str, Any] = {"name": Path(origin).stem} | {key: str(table[key]) for key in TEXTS if key in table}
+    fields |= {field: table[key] * unit for key, (field, unit) in NUMBERS.items() if key in table}
     sheet = ("datasheet", table["datasheet"]) if "datasheet" in table else ("given", origin)
-    facts["ceilings"] = Ceilings(table["peak_tflops"] * 1e12, table["bandwidth_tbs"] * 1e12, *sheet)
-    return Gpu(**facts, capability=(major, minor) if major else None, aliases=tuple(table.get("aliases", ())))
+    fields["ceilings"] = Ceilings(table["peak_tflops"] * 1e12, table["bandwidth_tbs"] * 1e12, *sheet)
+    return Gpu(**fields, capability=(major, minor) if major else None, aliases=tuple(table.get("aliases", ())))
 
 
 def _known() -> tuple[Gpu, ...]:
@@ -163,9 +163,9 @@ def _of_file(path: Path) -> Gpu:
 
 def _table_18(gpu: str, tflops: float, tbs: float) -> Gpu:
     """Return a row of the paper's Table 18, to reproduce its figures: `--gpu paper-A100`."""
-    known = find(gpu)
+    sold = find(gpu)
     ceilings = Ceilings(tflops * 1e12, tbs * 1e12, "paper", "TFLA paper, Table 18")
-    return replace(known, name=f"paper-{gpu}", ceilings=ceilings, aliases=(), device=None, note="")
+    return replace(sold, name=f"paper-{gpu}", ceilings=ceilings, aliases=(), device=None, note="")
 
 
 @cache
@@ -274,8 +274,8 @@ def _alone_in(folder: Path) -> Iterator[None]:
 
 def measured_ceilings(device: str, dtype: str = "bfloat16") -> Ceilings | None:
     """Ceilings that `tflabench calibrate` stored for a device on this machine, None where it has not run."""
-    found = _stored().get(device, {}).get(dtype)
-    return Ceilings(**found) if found else None
+    stored = _stored().get(device, {}).get(dtype)
+    return Ceilings(**stored) if stored else None
 
 
 def ceilings_for(device: str, dtype: str = "bfloat16") -> Ceilings | None:
@@ -307,8 +307,8 @@ def _stored() -> dict[str, dict[str, dict]]:
     try:
         stored = json.loads(path.read_text())
         for by_dtype in stored.values():
-            for found in by_dtype.values():
-                Ceilings(**found)
+            for ceilings in by_dtype.values():
+                Ceilings(**ceilings)
     except (OSError, ValueError, TypeError, AttributeError):
         raise InputError(f"{path} is not what `tflabench calibrate` writes: delete it and run that again") from None
     return stored

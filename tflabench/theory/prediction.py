@@ -44,8 +44,8 @@ def predict(modelled: Modelled | None, counted: Cost, problem: Problem, gpu: Gpu
         counted: FLOPs and bytes that the bounds are made of.
     """
     bounds = time_bounds(counted, gpu.ceilings)
-    known = gpu.float32_flops_per_s and gpu.clock_hz and gpu.multiprocessors
-    if not (modelled and known and problem.element_bytes == 2):
+    calibratable = gpu.float32_flops_per_s and gpu.clock_hz and gpu.multiprocessors
+    if not (modelled and calibratable and problem.element_bytes == 2):
         return Prediction(float(bounds.upper), "published bound", bounds)
     terms = calibrated.predict(problem, modelled, Chip.of(gpu))
     return Prediction(sum(terms.values()), "calibrated model", bounds, terms)

@@ -32,7 +32,7 @@ from tflabench.theory.launches import Launch, Modelled, sizes
 
 
 @dataclass(frozen=True)
-class Tiles:
+class LoopTiles:
     """Tiling of the parallel kernel.
 
     Attributes:
@@ -51,15 +51,15 @@ class Tiles:
     pipelined: bool = True
 
 
-def tiling(plan: Plan, name: str) -> Tiles:
+def tiling(plan: Plan, name: str) -> LoopTiles:
     """Return the tiles of a launch of the bundled parallel kernel: "h", "dq", "dk" or "dv"."""
     tiles = getattr(plan, name).tiles
     resident = tiles.resident(plan.element_bytes, plan.device.architecture)
-    return Tiles(tiles.rows, tiles.cols, tiles.inner, tiles.narrow, tiles.outer, resident)
+    return LoopTiles(tiles.rows, tiles.cols, tiles.inner, tiles.narrow, tiles.outer, resident)
 
 
 # mlstm_kernels' xl_chunk kernels load tile by tile without asynchronous copies (paper, App. G.1).
-UNPIPELINED = Tiles(NXAI_STEPS, NXAI_STEPS, NXAI_INNER, NXAI_INNER, NXAI_OUTER, NXAI_RESIDENT, pipelined=False)
+UNPIPELINED = LoopTiles(NXAI_STEPS, NXAI_STEPS, NXAI_INNER, NXAI_INNER, NXAI_OUTER, NXAI_RESIDENT, pipelined=False)
 
 
 def launches(
@@ -104,7 +104,7 @@ class _Call:
     gate: Gate
     chunk_size: int
     state_bytes: float
-    tiles: Tiles | None
+    tiles: LoopTiles | None
     group: int
     device: Device
 
@@ -168,28 +168,28 @@ class _Call:
                 trips=ENDS + waits,
             )
 
-        found = [launch(name, "recomputation" if again else "between chunks", self.states * (1 + reads_states))]
-        return found if segments == 1 else [*found, launch(f"{name}, segments", "recomputation", ends)]
+        walks = [launch(name, "recomputation" if again else "between chunks", self.states * (1 + reads_states))]
+        return walks if segments == 1 else [*walks, launch(f"{name}, segments", "recomputation", ends)]
 
     def parallel(self, name: str, d_in: int, d_out: int, step_bytes: float, *, again: bool = False) -> Launch:
         """Return the parallel kernel in one of its roles; `again`: an earlier one has computed the same scores."""
         p, steps = self.problem, self.steps
         L = min(self.chunk_size, p.seq_len)
-        own = self.tiles or tiling(self.plan, name.lower())
-        rows, cols, outer = min(own.rows, L), min(own.cols, L), min(own.outer, d_out)
+        tiles = self.tiles or tiling(self.plan, name.lower())
+        rows, cols, outer = min(tiles.rows, L), min(tiles.cols, L), min(tiles.outer, d_out)
         blocks = math.ceil(d_out / outer)
         needed, computed = L / 2, (L + rows) / 2  # steps of the other side that a row meets, on average
         scores, first = 2 * d_in, 0 if again else 1
-        loads = math.ceil(d_in / own.inner) + 1  # of a tile of y by blocks of the inner dimension, and of z
+        loads = math.ceil(d_in / tiles.inner) + 1  # of a tile of y by blocks of the inner dimension, and of z
         waits = loads  # of a tile, for fetches
-        if own.pipelined:  # by parts of x in a loop of their own, which starts anew for every tile
-            waits = 0 if own.inner >= d_in else 1
+        if tiles.pipelined:  # by parts of x in a loop of their own, which starts anew for every tile
+            waits = 0 if tiles.inner >= d_in else 1
         # Weights, scale, conversion, exp's row sum; exponentials on the diagonal only.
         per_score = 4 + GATES[self.gate].normalized + EXP_LANES * rows / computed
         return Launch(
             name,
             programs=steps / rows * blocks,
-            resident=own.resident,
+            resident=tiles.resident,
             flops={
                 "between chunks": steps * 2 * d_in * d_out,
                 "within chunks": steps * needed * (scores * first + 2 * d_out),
@@ -198,5 +198,5 @@ class _Call:
             },
             moved={"inputs and outputs": steps * (step_bytes + TILE_GATES), "states": self.states},
             vector_ops=steps * blocks * (computed * per_score + 2 * d_in + 2 * outer),
-            trips=ENDS + math.ceil(d_in / own.narrow) + computed / cols * waits,
+            trips=ENDS + math.ceil(d_in / tiles.narrow) + computed / cols * waits,
         )

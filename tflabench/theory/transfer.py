@@ -137,17 +137,17 @@ def gains(
     v_peak = abs(v).max(axis=1)
     i = np.array(experiment.input_gates)[:, None]  # against (T,): (input gates, T)
     shape = (len(experiment.input_gates), len(experiment.forget_gates))
-    found = [Gains(gate, normalizer, np.empty(shape), {e: np.empty(shape) for e in eps}) for gate, normalizer in rows]
+    maps = [Gains(gate, normalizer, np.empty(shape), {e: np.empty(shape) for e in eps}) for gate, normalizer in rows]
     for column, f in enumerate(experiment.forget_gates):
         decayed = _decay(scores, v, f, experiment.norm)
-        for row in found:
+        for row in maps:
             scale = _amplitude(row.gate, row.normalizer, i, decayed.sums)
             row.before[:, column] = (scale * decayed.peak / v_peak).mean(axis=1)
             for e, after in row.after.items():
                 with np.errstate(invalid="ignore"):  # eps = 0 and nothing written: 0 / 0
                     normed = scale * decayed.peak_centred / np.sqrt(scale**2 * decayed.power + e)
                 after[:, column] = np.nan_to_num(normed / v_peak).mean(axis=1)
-    return found
+    return maps
 
 
 def half_gain(input_gates: Sequence[float], gain: Array) -> float | None:

@@ -91,9 +91,9 @@ def _one_line_errors() -> Iterator[None]:
     raise typer.Exit(code)
 
 
-def _check_words(words: Sequence[str]) -> None:
+def _check_words(arguments: Sequence[str]) -> None:
     """Raise InputError for a word that is empty, as a shell makes it of a variable that is not set."""
-    for before, word in zip(("an argument", *words), words, strict=False):
+    for before, word in zip(("an argument", *arguments), arguments, strict=False):
         option, equals, value = word.partition("=") if word.startswith("--") else (before, "=", word)
         if equals and not value.strip():
             raise InputError(f"{option} is {value!r}: it must not be empty")

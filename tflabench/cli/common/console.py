@@ -61,9 +61,9 @@ def _in_json(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {key: _in_json(each) for key, each in cast("dict[str, Any]", value).items()}
+        return {key: _in_json(item) for key, item in cast("dict[str, Any]", value).items()}
     if isinstance(value, (list, tuple)):
-        return [_in_json(each) for each in cast("list[Any]", value)]
+        return [_in_json(item) for item in cast("list[Any]", value)]
     return value
 
 

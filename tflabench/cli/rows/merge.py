@@ -47,6 +47,6 @@ def merge(
         if results.folder.resolve() == target.resolve():
             raise InputError(f"{results.folder} is what is to be added to: SOURCE must be another folder than --into")
     for results, target in pairs:
-        found = merge_.merge(results, target)
-        left = f", {found.kept} left out for what was there" if found.kept else ""
-        print(f"{target}: {found.new} new points, {found.replaced} measured again{left}, from {results.folder}")
+        merged = merge_.merge(results, target)
+        left = f", {merged.kept} left out for what was there" if merged.kept else ""
+        print(f"{target}: {merged.new} new points, {merged.replaced} measured again{left}, from {results.folder}")
