@@ -104,7 +104,7 @@ def optimal_chunk(  # noqa: PLR0913  options
         f"{counts} counts"
     )
     if len(given) > 1:
-        if alone := [name for name, of_one in (("--details", details), ("--plot", plot)) if of_one]:
+        if alone := [name for name, of_one in (("--details", details), ("--out", plot)) if of_one]:
             raise InputError(f"{alone[0]} is for one GPU and one head dimension: give one of each, or leave it out")
         best = [(chip, tradeoff, tradeoff.recommend(tile, budget)) for chip, tradeoff in given]
         lines = [{"gpu": chip.name, "d_hv": of.problem.d_hv, **_best(of, size)} for chip, of, size in best]

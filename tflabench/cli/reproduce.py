@@ -81,7 +81,7 @@ def reproduce(  # noqa: PLR0913  options
         does = "nothing would be measured" if dry_run else f"drawing the rows stored below {root}, measuring nothing"
         note.print(f"No NVIDIA GPU here ({machine.name}): {does}.")
         if dry_run:
-            presets = dict.fromkeys(figure.preset_for(matched_heads) for figure in parts)
+            presets = dict.fromkeys(figure.preset for figure in parts)
             note.print("For a GPU that is not here:")
             for preset in presets:
                 note.print(f"  tflabench sweep --dry-run --gpu H100 --preset {preset}")
