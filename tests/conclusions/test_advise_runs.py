@@ -124,9 +124,6 @@ def test_held_out_are_rows_of_gpus_on_which_no_constant_was_chosen():
         assert error is not None
         assert error.held_out
         assert error.gpu == "H100 SXM"
-    fitted = held_out.in_sample_error("fused")
-    assert fitted is not None
-    assert not fitted.held_out
 
 
 def test_a_gpu_with_held_out_rows_of_its_own_is_judged_by_them(monkeypatch):

@@ -124,9 +124,9 @@ def test_lines_show_half_the_largest_gain_for_every_eps_where_there_is_one(paper
     [
         (["--figure", "5"], "figure is '5': it must be one of 3, 6, 7"),
         (["--eps", "-1"], "eps is -1.0: it must be at least 0"),
-        (["--forget-gate", "4:-4"], "forget_gate is '4:-4': its first value must be less than its second"),
+        (["--forget-gate", "4:-4"], "--forget-gate is '4:-4': its first value must be less than its second"),
         (["--step", "0"], "step is 0: it must be more than 0 and at most the range of input_gate, 20"),
-        (["--seq-len", "100000"], "seq_len is 100000: it must be at most 8192"),
+        (["--seq-len", "100000"], "--seq-len is 100000: it must lie between 1 and 8192"),
         (["--out", "/proc/none"], "cannot be written"),
     ],
 )

@@ -221,20 +221,15 @@ def _recommendation(advice: Advice) -> list[str]:
     from tflabench.theory import held_out
 
     best = advice.ranked[0]
-    name, modelled, error = _name(best), best.kernel.modelled, advice.error(best)
+    name, error = _name(best), advice.error(best)
     predicted = f"{name}: predicted {best.call_s * 1e3:.3g} ms a call"
-    if error is None or modelled is None:
+    if error is None:
         sentence = f"{predicted}; no held-out error of this model is stored."
     else:
         sentence = (
             f"{predicted}, +-{error.median:.0%} (held out: {error.rows} rows of {held_out.with_article(error.gpu)}), "
             f"worst {error.worst:+.0%}."
         )
-        if fitted := held_out.in_sample_error(modelled.algorithm):
-            sentence += (
-                f" On {held_out.with_article(fitted.gpu)}, where its one constant was fitted, the median error is "
-                f"{fitted.median:.0%} ({fitted.rows} rows, of more shapes)."
-            )
     return [sentence, *([f"{name} is {best.outside}."] if best.outside else [])]
 
 

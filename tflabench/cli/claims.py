@@ -85,15 +85,11 @@ def _table(outcomes: Sequence[Outcome]) -> FittedTable:
     def once(outcome: Outcome, text: str) -> str:
         return text if first[id(outcome.claim)] is outcome else ""
 
-    def numbers(outcome: Outcome) -> str:
-        modelled = f"modelled: {outcome.modelled}" if outcome.modelled else ""
-        return "; ".join(filter(None, (outcome.measured, modelled, outcome.reason)))
-
     columns = [
         TableColumn("claim", lambda outcome: once(outcome, outcome.claim.says), enough=16),
         TableColumn("required", lambda outcome: once(outcome, outcome.claim.criterion), drop=1, enough=24),
         TableColumn("kernels", lambda outcome: outcome.kernels, "<"),
-        TableColumn("measured, or why not", numbers, enough=16),
+        TableColumn("measured, or why not", lambda outcome: outcome.in_words, enough=16),
         TableColumn("verdict", lambda outcome: outcome.verdict, "<"),
     ]
     return FittedTable(columns, outcomes, lambda outcome: STYLES[outcome.verdict])

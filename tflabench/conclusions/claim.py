@@ -253,6 +253,12 @@ class Outcome:
         return self._words if self.claim.kind == "modelled" else ""
 
     @property
+    def in_words(self) -> str:
+        """The numbers, and why it does not hold or is not measurable."""
+        modelled = f"modelled: {self.modelled}" if self.modelled else ""
+        return "; ".join(filter(None, (self.measured, modelled, self.reason)))
+
+    @property
     def _words(self) -> str:
         return self.claim.tells(self.numbers, self.claim.form, self.claim.over) if self.numbers else ""
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Sequence
 from typing import Any, Literal
 
 from tflabench.rows.schema import Row
+from tflabench.rows.table import frame
 
 Format = Literal["markdown", "csv"]
 
@@ -24,11 +23,9 @@ def listing(rows: Sequence[Row], format_: Format) -> str:
 
     Numbers are whole in CSV and have four digits in Markdown. What is not known is empty.
     """
-    cells = [[row.columns()[name] for name in COLUMNS] for row in rows]
     if format_ == "csv":
-        text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows([COLUMNS, *cells])
-        return text.getvalue()
+        return frame(rows)[list(COLUMNS)].to_csv(index=False)
+    cells = [[row.columns()[name] for name in COLUMNS] for row in rows]
     numeric = [any(isinstance(line[n], (int, float)) for line in cells) for n in range(len(COLUMNS))]
     lines = [COLUMNS, ["---:" if right else "---" for right in numeric], *(map(_cell, line) for line in cells)]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)

@@ -74,7 +74,7 @@ def claims(directory: Path, results: Iterable[Results]) -> list[list[str]]:
     return [
         [
             outcome.verdict, outcome.claim.says, outcome.claim.source, outcome.kernels,
-            "; ".join(filter(None, (outcome.measured, outcome.modelled, outcome.reason))), outcome.command or "",
+            outcome.in_words, outcome.command or "",
         ]
         for outcome in outcomes
     ]  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from math import inf
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
@@ -137,7 +138,7 @@ class Row(BaseModel):
     @field_validator("ms_median", "ms_min", "ms_p20", "ms_p80", "host_ms")
     @classmethod
     def _is_a_time(cls, value: float | None) -> float | None:
-        if value is not None and (value <= 0 or value > LONGEST_MS):
+        if value is not None and (value <= 0 or LONGEST_MS < value < inf):  # infinity is no number anywhere
             raise ValueError(f"a time is more than 0 and at most {LONGEST_MS:g} ms")
         return value
 

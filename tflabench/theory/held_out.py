@@ -51,12 +51,6 @@ def held_out_error(algorithm: Algorithm, gpu: Gpu) -> ModelError | None:
     return max(of_gpu or errors, key=lambda error: error.rows, default=None)
 
 
-def in_sample_error(algorithm: Algorithm) -> ModelError | None:
-    """Return the error where the constant was fitted, on rows of more shapes; None where there are none."""
-    errors = [error for error in stored() if not error.held_out and error.algorithm == algorithm]
-    return max(errors, key=lambda error: error.rows, default=None)
-
-
 def has_run_on(gpu: Gpu) -> bool:
     """Return whether there are rows of any kernel that the calibrated model describes on this GPU kind."""
     return any(error.gpu == _kind(gpu) for error in stored())

@@ -27,8 +27,7 @@ from tflabench.theory.cost import GATES, Gate
 
 Array = np.ndarray
 Norm = Literal["rms", "layer"]
-LONGEST = 8192  # steps: memory and time grow with the square
-WIDEST = 8192  # head dimensions: the inputs are held in float64
+LARGEST = 8192  # of steps, for memory and time grow with their square, and of head dimensions
 PAPER_EPS = (1e-2, 1e-6, 1e-8)
 DEFAULT_EPS = 1e-6
 
@@ -75,13 +74,8 @@ class Experiment:
 
     def __post_init__(self) -> None:
         for name in ("seq_len", "d_qk", "d_hv"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} is {getattr(self, name)}: it must be at least 1")
-        if self.seq_len > LONGEST:
-            raise InputError(f"seq_len is {self.seq_len}: it must be at most {LONGEST} (T² scores)")
-        for name in ("d_qk", "d_hv"):
-            if getattr(self, name) > WIDEST:
-                raise InputError(f"{name} is {getattr(self, name)}: it must be at most {WIDEST}")
+            if not 1 <= (size := getattr(self, name)) <= LARGEST:
+                raise InputError(f"{name} is {size}: it must lie between 1 and {LARGEST}")
         if self.norm not in ("rms", "layer"):
             raise InputError(f"norm is {self.norm!r}: it must be rms or layer")
 

@@ -6,11 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tflabench.cli.common.console import print_json, stdout
+from tflabench.cli.common.console import emit
 from tflabench.conclusions.tables import FittedTable, TableColumn
 from tflabench.problem import size_in_words
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from tflabench.bench.estimate import Target
     from tflabench.bench.protocol import Protocol
     from tflabench.rows.schema import Row
@@ -60,24 +62,30 @@ def print_selection(
     lacking = {point.id for each in pending(comparisons, stored, rules, target.kind) for point in each.points}
     due = [row for (_, point), row in zip(points, selection, strict=True) if point.id in lacking]
     seconds, seconds_left = (round(sum(row["seconds"] for row in rows)) for rows in (selection, due))
-    if json:
-        totals = {"seconds": seconds, "seconds_left": seconds_left, "points_left": len(due)}
-        print_json({"device": target.name, "folder": str(folder), **totals, "points": selection})
-        return
-    console = stdout()
-    console.print(_points_table(selection) if full else _comparisons_table(selection))
-    for line in [] if full else _lines_below(selection):
-        console.print(line)
+    totals = {"seconds": seconds, "seconds_left": seconds_left, "points_left": len(due)}
+    document = {"device": target.name, "folder": str(folder), **totals, "points": selection}
+    emit(document, _text(document, full), json)
+
+
+def _text(document: dict[str, Any], full: bool) -> Iterator[RenderableType]:
+    """Yield a table of comparisons, or of points if `full`, what it leaves out, and what all takes."""
+    selection, folder = document["points"], document["folder"]
+    if full:
+        yield _points_table(selection)
+    else:
+        yield _comparisons_table(selection)
+        yield from _lines_below(selection)
     runnable = sum(not row["refused"] for row in selection)
     most = max(row["bytes"] for row in selection)
-    console.print(
-        f"{len(selection)} points in {len(comparisons)} comparisons, {runnable} can run on {target.name}: "
-        f"about {max(1, round(seconds / 60))} min; at least {size_in_words(most)} of memory; rows go to {folder}",
-        markup=False,
+    yield (
+        f"{len(selection)} points in {selection[-1]['comparison']} comparisons, {runnable} can run on "
+        f"{document['device']}: about {max(1, round(document['seconds'] / 60))} min; at least {size_in_words(most)} of "
+        f"memory; rows go to {folder}"
     )
-    if len(due) < len(selection):
-        rest = f"about {max(1, round(seconds_left / 60))} min are left" if due else "nothing is left"
-        console.print(f"{folder} has {len(selection) - len(due)} of them: {rest}", markup=False)
+    if lacking := len(selection) - document["points_left"]:
+        minutes = max(1, round(document["seconds_left"] / 60))
+        rest = f"about {minutes} min are left" if document["points_left"] else "nothing is left"
+        yield f"{folder} has {lacking} of them: {rest}"
 
 
 def _points_table(selection: Sequence[dict[str, Any]]) -> FittedTable:
