@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from tflabench.figures.axes import CROSS_LEVEL, SweptAxis, held, labels, linear, logarithmic, swept, upwards
-from tflabench.figures.captions import caption, compact, legend_name, missing, places, provenance
+from tflabench.figures.axes import CROSS_LEVEL, SweptAxis, held, labels, linear, swept, upwards
+from tflabench.figures.captions import caption, legend_name, missing, places, provenance
 from tflabench.figures.facets import Slice, split
-from tflabench.figures.highlights import NEAR, SYMBOLS, chosen, device_name, finding, near, title
+from tflabench.figures.highlights import NEAR, chosen, device_name, finding, near, title
 from tflabench.figures.looks import DARK_GREY, GREY, Look, owners
-from tflabench.figures.model import Axis, Band, Bars, Cross, Curve, Figure, Ink, Item, Key, Mark, Panel
+from tflabench.figures.model import Band, Bars, Cross, Curve, Figure, Ink, Item, Key, Mark, Panel
 from tflabench.figures.quantities import (
     AXES,
     MEMORY,
@@ -293,41 +293,6 @@ def _setting(part: Slice, single: bool) -> str:
 
 def _axis_name(part: Slice) -> str:
     return AXES[part.axis].partition(" [")[0]
-
-
-def over_memory(charts: Sequence[Chart], columns: dict[str, Columns], words: str) -> Panel:
-    """Return runtime over peak memory of one pass, with the ends of the fastest line named.
-
-    What has no peak memory is left out.
-
-    Args:
-        charts: of peak memory and of runtime over the axis; what the second highlights is highlighted.
-        columns: as `columns_of` gives them.
-    """
-    axis, names, looks = charts[1].part.axis, charts[1].names, charts[1].looks
-    memory, runtime = (chart.quantity.column for chart in charts)
-    done = {
-        name: kept(line, line["timed"] & (line[memory] > 0) & (line[runtime] > 0)) for name, line in columns.items()
-    }
-    done = {name: line for name, line in done.items() if len(line["index"])}
-    if not done:
-        return Panel(words, Axis(charts[0].label), Axis(charts[1].label), (), "no point was measured")
-    lines: list[Curve] = []
-    notes: list[Mark] = []
-    for name in [*(name for name in done if name not in names), *(name for name in names[::-1] if name in done)]:
-        line, lit = done[name], name in names
-        x, y = (line[chart.quantity.column] / chart.size for chart in charts)
-        label, ink = (looks[name].title, looks[name].ink) if lit else ("", BACKGROUND)
-        hollow, role = (flagged(line).tolist(), "highlight") if lit else ((), "context")
-        lines.append(Curve(label, x, y, ink, role, hollow=hollow, rows=line["index"].tolist(), name=name))
-        ends = line[axis][[0, -1]]  # NaN of what has no chunk size
-        if name in names[:1] and axis in SYMBOLS and np.isfinite(ends).all() and ends[0] != ends[1]:
-            notes = [Mark(x[n], y[n], f"{SYMBOLS[axis]} = {compact(ends[n])}") for n in (0, -1)]
-    x_axis, y_axis = (
-        logarithmic(chart.label, *(value for line in lines for value in getattr(line, side)))
-        for chart, side in zip(charts, "xy", strict=True)
-    )
-    return Panel(words, x_axis, y_axis, (*lines, *notes))
 
 
 def tradeoffs(stem: str, source: Source) -> Iterator[Figure]:

@@ -6,7 +6,7 @@ Texts are escaped, since Plotly reads a part of HTML in them. Points carry the i
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from tflabench.figures.axes import CROSS_LEVEL
 from tflabench.figures.captions import shorten
-from tflabench.figures.model import Axis, Band, Bars, Cross, Curve, Mark, Panel
+from tflabench.figures.model import Axis, Band, Bars, Cross, Curve, Panel
 
 HEIGHT, BAR = 480, 22  # pixels of a panel, and of each bar in it
 MARGIN = {"l": 58, "r": 24, "t": 14, "b": 46}
@@ -34,7 +34,7 @@ def draw(panel: Panel) -> dict[str, Any]:
         "xaxis": _axis(panel.x),
         "yaxis": _axis(panel.y) | ({"automargin": True} if bars else {}),
         "yaxis2": {"overlaying": "y", "range": [0, 1], "visible": False, "fixedrange": True},
-        "annotations": list(_words(panel)),
+        "annotations": _words(panel),
         "showlegend": True,
         "legend": {"traceorder": "normal", "font": {"size": 11}, "itemclick": False, "itemdoubleclick": False},
         "hovermode": "closest",
@@ -130,18 +130,7 @@ def _axis(axis: Axis) -> dict[str, Any]:
     return drawn
 
 
-def _words(panel: Panel) -> Iterator[dict[str, Any]]:
-    """Yield the words in a panel: notes, and why it is empty."""
-    for item in panel.items:
-        if isinstance(item, Mark) and item.words:
-            x, y = (_place(axis, value) for axis, value in ((panel.x, item.x), (panel.y, item.y)))
-            style = {"showarrow": False, "xshift": 4, "yshift": 9, "xanchor": "left"}
-            yield {"x": x, "y": y, "text": escape(item.words), "font": {"color": item.colour, "size": 11}} | style
-    if panel.empty:
-        middle = {"x": 0.5, "y": 0.5, "xref": "paper", "yref": "paper"}
-        yield {**middle, "text": escape(panel.empty), "showarrow": False, "font": {"size": 14}}
-
-
-def _place(axis: Axis, value: float) -> float:
-    """Return where annotations have a value: they count in decades on a logarithmic axis."""
-    return math.log10(value) if axis.scale == "log" else value
+def _words(panel: Panel) -> list[dict[str, Any]]:
+    """Return the words in a panel: why it is empty."""
+    middle = {"x": 0.5, "y": 0.5, "xref": "paper", "yref": "paper", "showarrow": False, "font": {"size": 14}}
+    return [middle | {"text": escape(panel.empty)}] if panel.empty else []

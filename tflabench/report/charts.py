@@ -52,22 +52,19 @@ def _chosen(key: tuple[str, ...], panel: Panel, **words: str) -> dict[str, Any]:
 
 
 def _of_slice(source: Source, part: Slice, key: tuple[str, ...]) -> Iterator[dict[str, Any]]:
-    """Yield runtime and peak memory over the axis of a slice of one pass, and one against the other."""
-    rows, single, symbol = part.rows, _single(part), SYMBOLS.get(part.axis, part.axis)
+    """Yield runtime and peak memory over the axis of a slice of one pass."""
+    rows, single = part.rows, _single(part)
     size = caption(rows, part.axis).replace(f", {rows['dtype'].iloc[0]}", "")
     size = f"T = {int(rows['seq_len'].iloc[0])}, {size}" if single else size
-    along, over = ("", "") if single else (f", along {symbol}", f" over {symbol}")
+    over = "" if single else f" over {SYMBOLS.get(part.axis, part.axis)}"
     columns, device = curves.columns_of(rows, part.axis), device_name(rows)
     quantities = (RUNTIME, MEMORY) if rows["peak_bytes"].notna().any() else (RUNTIME,)
-    drawn = [curves.Chart.of(source, part, quantity) for quantity in quantities]
-    for chart, quantity in zip(drawn, quantities, strict=True):
+    for quantity in quantities:
+        chart = curves.Chart.of(source, part, quantity)
         result = finding(rows, quantity, None if single else part.axis)
         panel = curves.ranking(chart, rows, "") if single else curves.over_axis(chart, columns, "")
         head = title(result, rows["pass"].iloc[0], device)
         yield _chosen(key, panel, view=f"{quantity.name.lower()}{over}", size=size, title=head, setting=size)
-    if len(drawn) == 2:
-        panel, head = curves.over_memory(drawn[::-1], columns, ""), f"Runtime over peak memory, {device}"
-        yield _chosen(key, panel, view=f"runtime over memory{along}", size=size, title=head, setting=size)
 
 
 def _single(part: Slice) -> bool:

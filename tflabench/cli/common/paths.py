@@ -26,7 +26,6 @@ _FILE = "Write this file{formats}, or {name} in this folder."
 _FOLDER = "Write into this folder, which is made where it is missing."
 
 Results = Annotated[Path, typer.Argument(metavar="DIR", help=ROWS)]
-SomeResults = Annotated[list[Path] | None, typer.Argument(metavar="DIR...", help=ROWS, show_default=False)]
 Overlay = Annotated[
     Path | None,
     typer.Option(metavar="DIR", rich_help_panel=OUTPUT, help="Lay the measured rows in and below this folder over."),
