@@ -27,7 +27,7 @@ def theory(
 ) -> None:
     """Draw the figures of the paper's theory part, 15 to 22, for a gate and pass each; print the files written.
 
-    Each comes with its caption (.txt) and the rows it shows (.csv).
+    Each comes with its caption (.txt) and what it shows (.csv): rows, or the points of its curves.
 
     FLOPs over L (15), L of fewest (16), theoretical runtime over L (17), intensity (18), roofline (19), FLOP/s, FLOPs
     and runtime over L (20), L of least runtime over d_hv (21) and over accelerator intensity (22).
