@@ -139,7 +139,7 @@ def _fastest(groups: Sequence[Sequence[Row]], problems: int, rows: Iterable[Row]
         problems: how many there are, with those that are not shown.
         rows: all that were measured; where they have several owners, a rival is of another than the fastest.
     """
-    others = len({owner(row.implementation) for row in rows if timed(row)}) > 1
+    by_others = len({owner(row.implementation) for row in rows if timed(row)}) > 1
     sizes: dict[str, tuple[str, Callable[[Row], object]]] = {
         "device": ("", lambda row: row.device),
         "pass": ("", lambda row: row.pass_),
@@ -172,17 +172,22 @@ def _fastest(groups: Sequence[Sequence[Row]], problems: int, rows: Iterable[Row]
             TableColumn("of bound", lambda group: _percent(group[0].percent_of_bound), ">", 2),
             TableColumn("of roofline", lambda group: _percent(group[0].percent_of_own_roofline), ">", 5),
             TableColumn("GiB", lambda group: group[0].peak_bytes and group[0].peak_bytes / 2**30, ".2f", 3),
-            TableColumn(f"next best{' of others' * others}", lambda group: _rival(group, others), drop=1, enough=16),
+            TableColumn(
+                f"next best{' of others' * by_others}",
+                lambda group: _rival(group, by_others),
+                drop=1,
+                enough=16,
+            ),
         ],
         groups,
     )
 
 
-def _rival(group: Sequence[Row], others: bool) -> str:
+def _rival(group: Sequence[Row], by_others: bool) -> str:
     """Return how many times as long the next best row takes, of another owner if `others`; or why there is no ratio."""
     best = group[0]
     for row, over in beaten(best, group):
-        if not others or owner(row.implementation) != owner(best.implementation):
+        if not by_others or owner(row.implementation) != owner(best.implementation):
             return f"{over.bound}{over.value:.2f} ± {over.margin:.2f}x {row.implementation}"
     return f"{THROTTLED} no ratio" if any(row.throttled for row in group[1:]) else ""
 
@@ -235,9 +240,9 @@ def changes(before: Mapping[str, Row], rows: Sequence[Row]) -> list[str]:
         if over and _sources(was) != _sources(now):
             spread = max(threshold_of(was, now).value, drifts[now.comparison_id])
             verdict = judge(was, now, Tolerance(spread)).verdict
-            words = f"within the {spread:.0%} by which occasions differ" if verdict == "same" else verdict
+            text = f"within the {spread:.0%} by which occasions differ" if verdict == "same" else verdict
             times = f"{milliseconds(was)} before, {milliseconds(now)} now"
-            lines.append(f"{label(now)}  {now.pass_}  {size(now)}: {times}, {over.value:.2f} times: {words}")
+            lines.append(f"{label(now)}  {now.pass_}  {size(now)}: {times}, {over.value:.2f} times: {text}")
     return lines
 
 

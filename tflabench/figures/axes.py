@@ -57,10 +57,10 @@ def over(label: str, values: Sequence[float], scale: Any = "log", most: int = MO
     return Axis(label, scale, limits, tuple((value, compact(value)) for value in shown))
 
 
-def labels(words: Sequence[str]) -> Axis:
+def labels(names: Sequence[str]) -> Axis:
     """Return the y axis of bars: a label before each, the first on top."""
-    ticks = tuple((float(place), shorten(label, LONGEST)) for place, label in enumerate(reversed(words)))
-    return Axis("", "linear", (-0.6, len(words) - 0.4), ticks)
+    ticks = tuple((float(place), shorten(label, LONGEST)) for place, label in enumerate(reversed(names)))
+    return Axis("", "linear", (-0.6, len(names) - 0.4), ticks)
 
 
 def powers(label: str, low: float, high: float) -> Axis:

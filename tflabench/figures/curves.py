@@ -88,9 +88,9 @@ def draw(stem: str, source: Source, part: Slice, quantity: Quantity, theory: boo
     for pass_, rows in by_pass(part.rows).items():
         result = finding(rows, quantity, None if single else part.axis)
         heads.append(title(result, pass_, device_name(rows)))
-        words = f"{PASSES[pass_]}: {result.subject} {result.words}" if result.words else PASSES[pass_]
+        panel_title = f"{PASSES[pass_]}: {result.subject} {result.words}" if result.words else PASSES[pass_]
         columns = {} if single else columns_of(rows, part.axis)
-        panels.append(ranking(chart, rows, words) if single else over_axis(chart, columns, words))
+        panels.append(ranking(chart, rows, panel_title) if single else over_axis(chart, columns, panel_title))
     whole = f"{quantity.name}{'' if single else f' over {_axis_name(part)}'}, {device_name(part.rows)}"
     if len(panels) == 1:
         panels = [Panel("", panels[0].x, panels[0].y, panels[0].items, panels[0].empty)]
@@ -113,7 +113,7 @@ def over(axis: str, quantity: str, stem: str, source: Source, rows: Rows, theory
         yield draw(f"{stem}-{part.stem}", source, part, QUANTITIES[quantity], theory)
 
 
-def over_axis(chart: Chart, columns: dict[str, Columns], words: str) -> Panel:
+def over_axis(chart: Chart, columns: dict[str, Columns], title: str) -> Panel:
     """Return a panel over the swept axis: context behind, the band of theory, highlighted lines, crosses on top.
 
     `columns`: as `columns_of` gives them, of one pass.
@@ -131,7 +131,7 @@ def over_axis(chart: Chart, columns: dict[str, Columns], words: str) -> Panel:
     shown += [value for value in held(context) if low < value < high]
     y = upwards(chart.label, shown, room=0.03 + min(0.2, CROSS_LEVEL * levels))
     measured = any(isinstance(item, Curve) for item in (*context, *items))
-    return Panel(words, x.axis, y, (*context, *items, *crosses), "" if measured else "no point was measured")
+    return Panel(title, x.axis, y, (*context, *items, *crosses), "" if measured else "no point was measured")
 
 
 def columns_of(rows: Rows, axis: str) -> dict[str, Columns]:
@@ -201,7 +201,7 @@ def _crosses(chart: Chart, x: SweptAxis, columns: dict[str, Columns]) -> list[Cr
     return crosses
 
 
-def ranking(chart: Chart, rows: Rows, words: str) -> Panel:
+def ranking(chart: Chart, rows: Rows, title: str) -> Panel:
     """Return bars at a single point, the best on top, with theory behind and the percentage of the problem's bound.
 
     What was not measured has its status in place of the bar.
@@ -224,7 +224,7 @@ def ranking(chart: Chart, rows: Rows, words: str) -> Panel:
     names, values, value_words, colours, ranges, indices = zip(*bars, strict=True)
     items = (Bars(names, values, value_words, colours, ranges if chart.theory else (), indices),)
     empty = "" if measured.any() else "no point was measured"
-    return Panel(words, linear(chart.label, 0.0, most * (1.35 if shows else 1.2)), labels(names), items, empty)
+    return Panel(title, linear(chart.label, 0.0, most * (1.35 if shows else 1.2)), labels(names), items, empty)
 
 
 def keys(chart: Chart, panels: Sequence[Panel]) -> tuple[Key, ...]:
@@ -287,8 +287,8 @@ def notes(chart: Chart, source: Source, panels: Sequence[Panel], single: bool = 
 
 
 def _setting(part: Slice, single: bool) -> str:
-    words = caption(part.rows, part.axis)
-    return f"T = {int(part.rows['seq_len'].iloc[0])}, {words}" if single else words
+    common = caption(part.rows, part.axis)
+    return f"T = {int(part.rows['seq_len'].iloc[0])}, {common}" if single else common
 
 
 def _axis_name(part: Slice) -> str:

@@ -61,22 +61,22 @@ def under(
     points: Sequence[Curve],
     sizes: Mapping[int, float] = {},
     unit: tuple[str, float] = RATES[0],
-    words: tuple[str, str] = ("arithmetic intensity", "rate"),
+    names: tuple[str, str] = ("arithmetic intensity", "rate"),
 ) -> Panel:
     """Return a roofline: points at FLOP/byte and at a rate in `unit`, and the intensity of chunk sizes upright.
 
     Args:
         unit: name and size in FLOP/s, as RATES has them.
-        words: what intensities and rates are called.
+        names: what intensities and rates are called.
     """
     marks = [*sizes.values(), *(roof.ceilings.intensity for roof in roofs), *(x for curve in points for x in curve.x)]
-    x = logarithmic(f"{words[0]} [FLOP/byte]", min(marks or [1.0]) / 1.5, max(marks or [1.0]) * 1.5)
+    x = logarithmic(f"{names[0]} [FLOP/byte]", min(marks or [1.0]) / 1.5, max(marks or [1.0]) * 1.5)
     assert x.limits
     lines = []
     for roof in roofs:
         corners = np.array([x.limits[0], roof.ceilings.intensity, x.limits[1]])
         lines.append(Curve(roof.label, corners, attainable(roof.ceilings, corners) / unit[1], roof.ink, "theory"))
-    y = logarithmic(f"{words[1]} [{unit[0]}]", *(held([*lines, *points]) or [1.0]))
+    y = logarithmic(f"{names[1]} [{unit[0]}]", *(held([*lines, *points]) or [1.0]))
     return Panel("", x, y, (*size_rules(sizes, x.limits), *lines, *points))
 
 

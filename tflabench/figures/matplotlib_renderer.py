@@ -78,16 +78,16 @@ DASHES: dict[str, Any] = {"solid": "-", "dash": (0, (4, 1.2)), "dot": (0, (1.2, 
 @styled
 def draw(figure: Figure) -> Drawing:
     """Return the figure drawn, as high as its panels need."""
-    words = [fill(figure.title, TITLE_LETTERS), fill(figure.setting.replace(" = ", "\u00a0=\u00a0"), SETTING_LETTERS)]
-    starts = [EDGE, EDGE + 0.13 * (words[0].count("\n") + 1)]
-    top = starts[1] + 0.1 * (words[1].count("\n") + 1)
+    heads = [fill(figure.title, TITLE_LETTERS), fill(figure.setting.replace(" = ", "\u00a0=\u00a0"), SETTING_LETTERS)]
+    starts = [EDGE, EDGE + 0.13 * (heads[0].count("\n") + 1)]
+    top = starts[1] + 0.1 * (heads[1].count("\n") + 1)
     rows = [figure.panels[start : start + figure.columns] for start in range(0, len(figure.panels), figure.columns)]
     drawing = Drawing(
         figsize=(WIDTH, top + len(rows) * (figure.height + 0.4)), layout="constrained", facecolor="white", dpi=DPI
     )
     texts = [
-        drawing.text(EDGE / WIDTH, 0, words[0], va="top", fontsize=TITLE, weight="bold"),
-        drawing.text(EDGE / WIDTH, 0, words[1], va="top", fontsize=SMALL, color="0.35"),
+        drawing.text(EDGE / WIDTH, 0, heads[0], va="top", fontsize=TITLE, weight="bold"),
+        drawing.text(EDGE / WIDTH, 0, heads[1], va="top", fontsize=SMALL, color="0.35"),
     ]
     same_x = len({panel.x.label for panel in figure.panels}) == 1
     grid = list(_grid(drawing, rows))
@@ -148,7 +148,7 @@ def _set(ax: Axes, side: str, axis: Axis, labelled: bool) -> None:
     if axis.limits:
         ax.set(**{f"{side}lim": axis.limits})
     if axis.ticks:
-        axis_drawn.set_ticks([value for value, _ in axis.ticks], [words for _, words in axis.ticks])
+        axis_drawn.set_ticks([value for value, _ in axis.ticks], [label for _, label in axis.ticks])
     axis_drawn.set_minor_locator(NullLocator())
 
 
@@ -266,10 +266,10 @@ def _names_beside(ax: Axes, panel: Panel) -> None:
         elif isinstance(item, Rule) and item.side == "y" and item.label:
             names.append((item.value, item.label, _sample(item.ink)))
     if names:
-        _, words, samples = zip(*sorted(names, key=lambda name: -name[0]), strict=True)
+        _, names_shown, samples = zip(*sorted(names, key=lambda name: -name[0]), strict=True)
         ax.legend(
             samples,
-            [fill(text, NAME_LETTERS, max_lines=2, placeholder="…", break_on_hyphens=False) for text in words],
+            [fill(text, NAME_LETTERS, max_lines=2, placeholder="…", break_on_hyphens=False) for text in names_shown],
             labelcolor=[_readable(to_hex(sample.get_color())) for sample in samples],
             loc="center left",
             bbox_to_anchor=(1, 0.5),
@@ -310,6 +310,6 @@ def _legend(drawing: Drawing, keys: Sequence[Key]) -> None:
             Patch(color=key.ink.colour, alpha=0.3, lw=0) if key.kind == "area" else _sample(key.ink, key.kind)
             for key in keys
         ]
-        words = [shorten(key.words, KEY_LETTERS) for key in keys]
-        columns = len(keys) if sum(map(len, words)) + 4 * len(words) < LEGEND_LETTERS else 1
-        drawing.legend(handles, words, loc="outside lower left", ncols=columns)
+        names = [shorten(key.words, KEY_LETTERS) for key in keys]
+        columns = len(keys) if sum(map(len, names)) + 4 * len(names) < LEGEND_LETTERS else 1
+        drawing.legend(handles, names, loc="outside lower left", ncols=columns)

@@ -187,9 +187,9 @@ class FigureRequest:
         return MeasuredSweep.of(self.rows, self.gate, self.pass_)
 
     def figure(
-        self, words: str, panels: Iterable[Panel], caption: Iterable[str], gpus: Sequence[Gpu] = (), **rest: Any
+        self, statement: str, panels: Iterable[Panel], caption: Iterable[str], gpus: Sequence[Gpu] = (), **rest: Any
     ) -> Figure:
-        """Return a figure whose title says `words` of this gate and pass; `rest` as `Figure` has it.
+        """Return a figure whose title says `statement` of this gate and pass; `rest` as `Figure` has it.
 
         Args:
             gpus: those in it, whose sources the caption names.
@@ -197,7 +197,7 @@ class FigureRequest:
         laid_over = {"setting": self.sweep.setting, "rows": self.sweep.rows} if "sweep" in vars(self) else {}
         return Figure(
             f"fig{self.number}-{self.gate}-{self.pass_}",
-            f"{cost.GATES[self.gate].title} {PASSES[self.pass_]}, theory: {words}",
+            f"{cost.GATES[self.gate].title} {PASSES[self.pass_]}, theory: {statement}",
             panels=tuple(panels),
             caption=(
                 f"Fig. {self.number} of the paper, which is of sig's forward.",
@@ -319,16 +319,16 @@ def fig17(variant: FigureRequest) -> Figure:
         items.append(Curve(f"fused, {short(home)}", steps, walks, FUSED, "theory"))
     items += [line.curve(line.sizes, line.ms) for line in measured]
     best = Tradeoff(sweep.problem, gate, home.ceilings).runtime_optimal
-    words = f"{short(home)} is fastest at L = {best:.0f}"
+    statement = f"{short(home)} is fastest at L = {best:.0f}"
     keys = [Key("least, at the L beside", RING, "hollow")]
     if measured:
         chunkwise = [line for line in measured if line.chunkwise]
         fastest = min(chunkwise or measured, key=lambda line: line.ms.min())
         kind = "chunkwise" if chunkwise else "fused"
-        words += f", the best measured {kind} kernel at {fastest.sizes[fastest.best]:.0f}"
+        statement += f", the best measured {kind} kernel at {fastest.sizes[fastest.best]:.0f}"
         keys = [Key("least", RING, "hollow"), Key(f"bounds on {short(home)}", ink(home), "area"), MEASURED]
     return variant.figure(
-        words,
+        statement,
         [Panel("", _over_sizes(sizes), upwards("runtime [ms]", held(items)), tuple(items))],
         keys=tuple(keys),
         caption=[

@@ -37,7 +37,7 @@ def draw(stem: str, source: Source, rows: Rows) -> Figure:
     rates = unit([*done["rate"], *(of_roof.ceilings.flops_per_s for of_roof in roof)])
     names = chosen(rows, RUNTIME, source.looks, source.highlight)
     points = {p: list(_points(done[done["pass"] == p], source, names, rates[1])) for p in by_pass(rows)}
-    whole = under(roof, [*chain(*points.values())], unit=rates, words=WORDS)
+    whole = under(roof, [*chain(*points.values())], unit=rates, names=WORDS)
     panels = [
         replace(
             whole, title=PASSES[pass_], items=(*whole.items[: len(roof)], *curves), empty=NONE if not curves else ""

@@ -347,15 +347,15 @@ STEP: dict[str, Any] = {
 PLAIN: dict[str, Any] = {"refuses": refuse_decode, "owner": PYTORCH, "version": VERSIONS["reference"]}
 
 
-def _mlstm(gate: GateName, name: str, title: str, build: Build, **facts: Any) -> Implementation:
+def _mlstm(gate: GateName, name: str, title: str, build: Build, **fields: Any) -> Implementation:
     """Return an implementation of the mLSTM; `name` has a place for its gate."""
-    return Implementation(name.format(gate), "mlstm", f"mLSTM{gate} {title}", build, gate=gate, groups=True, **facts)
+    return Implementation(name.format(gate), "mlstm", f"mLSTM{gate} {title}", build, gate=gate, groups=True, **fields)
 
 
-def _tfla(gate: GateName, kernels: str, **facts: Any) -> Implementation:
+def _tfla(gate: GateName, kernels: str, **fields: Any) -> Implementation:
     build, cost = partial(build_kernels, f"tfla_{kernels}", GATES[gate]), partial(tfla_cost, gate)
-    facts = TRITON | {"chunked": True, "cost": cost, "modelled": Modelled("tfla", gate)} | facts
-    return _mlstm(gate, f"tfla_{{}}_{kernels}", f"TFLA {kernels}_chunk", build, **facts)
+    fields = TRITON | {"chunked": True, "cost": cost, "modelled": Modelled("tfla", gate)} | fields
+    return _mlstm(gate, f"tfla_{{}}_{kernels}", f"TFLA {kernels}_chunk", build, **fields)
 
 
 def _reference(gate: GateName, form: Formulation) -> Implementation:
@@ -367,8 +367,8 @@ def _reference(gate: GateName, form: Formulation) -> Implementation:
 
 def _hopper(gate: GateName) -> Implementation:
     build, modelled = partial(build_kernels, "hopper", GATES[gate]), Modelled("fused", gate)
-    facts = FUSED | {"formulation": "fused", "chunked": True, "tried": 0, "modelled": modelled}
-    return _mlstm(gate, "hopper_{}", "fused for Hopper", build, **facts)
+    fields = FUSED | {"formulation": "fused", "chunked": True, "tried": 0, "modelled": modelled}
+    return _mlstm(gate, "hopper_{}", "fused for Hopper", build, **fields)
 
 
 # --- The operations

@@ -44,11 +44,11 @@ def rooflines(source: Source) -> Iterator[dict[str, Any]]:
             yield _chosen((*key, pass_), panel, title=figure.title, setting=figure.caption[0])
 
 
-def _chosen(key: tuple[str, ...], panel: Panel, **words: str) -> dict[str, Any]:
+def _chosen(key: tuple[str, ...], panel: Panel, **texts: str) -> dict[str, Any]:
     """Return a chart: what selects it (`key`: values of SHARED) and the words at it, and its plot."""
     device, folder, dtype, pass_ = key
     shared = {"gpu": device, "results": folder, "dtype": dtype, "pass": PASSES[pass_]}
-    return {**shared, **words, "plot": plotly_renderer.draw(panel)}
+    return {**shared, **texts, "plot": plotly_renderer.draw(panel)}
 
 
 def _of_slice(source: Source, part: Slice, key: tuple[str, ...]) -> Iterator[dict[str, Any]]:

@@ -85,8 +85,8 @@ def pass_bounds(bounded: Bounded, problem: Problem) -> tuple[Cost, ...] | None:
     if problem.pass_ == "decode":
         return None
     d_qk, d_hv, e = problem.d_qk, problem.d_hv, problem.element_bytes
-    one, two, delta = GATE_BYTES, 2 * GATE_BYTES, bounded in ("delta_rule", "gated_delta_rule")
-    of_gates = {"one_gate": one, "two_gates": two, "delta_rule": one, "gated_delta_rule": two}
+    single, two, delta = GATE_BYTES, 2 * GATE_BYTES, bounded in ("delta_rule", "gated_delta_rule")
+    of_gates = {"one_gate": single, "two_gates": two, "delta_rule": single, "gated_delta_rule": two}
     gates = e * d_qk if bounded == "channel_gates" else of_gates.get(bounded, 0)
     recurrent = bounded != "attention"
     state = d_qk * d_hv if recurrent else 0

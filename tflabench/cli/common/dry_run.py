@@ -43,7 +43,7 @@ def print_selection(
     from tflabench.bench.estimate import estimate
     from tflabench.bench.sweep import pending, warn_too_big
 
-    points = [(number, point) for number, each in enumerate(comparisons, 1) for point in each.points]
+    points = [(number, point) for number, compared in enumerate(comparisons, 1) for point in compared.points]
     estimates = {point.id: estimate(point, target, rules) for _, point in points}
     warn_too_big(estimates, target.memory_bytes)
     selection = [
@@ -59,7 +59,7 @@ def print_selection(
         }
         for number, point in points
     ]
-    lacking = {point.id for each in pending(comparisons, stored, rules, target.kind) for point in each.points}
+    lacking = {point.id for compared in pending(comparisons, stored, rules, target.kind) for point in compared.points}
     due = [row for (_, point), row in zip(points, selection, strict=True) if point.id in lacking]
     seconds, seconds_left = (round(sum(row["seconds"] for row in rows)) for rows in (selection, due))
     totals = {"seconds": seconds, "seconds_left": seconds_left, "points_left": len(due)}
