@@ -46,7 +46,7 @@ def test_a_wrong_function_ends_with_1():
     [
         (["my.py:right"], "my.py:right is a function: say what it computes"),
         (["my.py:nothing", "--op", "simple_gla"], "it has no function 'nothing'"),
-        (["my.py:right", "--op", "simple_gal"], "operation is 'simple_gal'; did you mean simple_gla"),
+        (["my.py:right", "--op", "simple_gal"], "operation is 'simple_gal': it must be one of mlstm_exp"),
         (["reference_sig", "--shape", "1,2,3"], "--shape is '1,2,3': it must be batch,heads,seq_len,d_qk,d_hv"),
         (["reference_sig", "--shape", "1,3:4,8,8,8"], "heads_qk"),
     ],

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tflabench.implementations.adapter import Case, Implementation
 from tflabench.implementations.mlstm import GATES, mlstm_kernel
 from tflabench.implementations.recurrences import Recurrence, counted_cost, refuse_decode
-from tflabench.problem import InputError, Problem
+from tflabench.problem import Problem, one_of
 
 if TYPE_CHECKING:
     import torch
@@ -33,12 +33,8 @@ def implementation_of(name: str, compute: Callable[..., Tensor], operation: str)
     Raises:
         InputError: no such operation.
     """
-    from tflabench.implementations.registry import nearest
-
     known = operations()
-    if operation not in known:
-        raise InputError(f"operation is {operation!r}; {nearest(operation, known)}")
-    op = known[operation]
+    op = known[one_of("operation", operation, tuple(known))]
     if op is None:
         by_name = lambda q, k, v, i, f: compute(q=q, k=k, v=v, i=i, f=f)  # noqa: E731
         return mlstm_kernel(name, by_name, gate="exp" if operation == "mlstm_exp" else "sig")
