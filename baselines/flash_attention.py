@@ -86,7 +86,7 @@ def build(version: Version, problem: Problem, device: torch.device) -> Case:
         output = attention(q, k, v, causal=True)
         return output[0] if isinstance(output, tuple) else output  # some versions add the logsumexp
 
-    return Case(inputs, forward, oracle, "bthd", linear="v", details={"kernel": f"{version.module}.flash_attn_func"})
+    return Case(inputs, forward, oracle, layout="bthd", details={"kernel": f"{version.module}.flash_attn_func"})
 
 
 def refuses(version: Version, problem: Problem, device: str) -> str | None:

@@ -60,7 +60,6 @@ def build(backend: str | None, problem: Problem, device: torch.device) -> Case:
             inputs,
             forward=lambda: scaled_dot_product_attention(q, k, v, is_causal=True),
             oracle=oracle,
-            linear="v",
             details={"kernel": chosen},
         )
     _require_usable(backend, q, k, v)
@@ -70,7 +69,7 @@ def build(backend: str | None, problem: Problem, device: torch.device) -> Case:
         with sdpa_kernel(only):
             return scaled_dot_product_attention(q, k, v, is_causal=True)
 
-    return Case(inputs, forward, oracle, linear="v", details={"kernel": backend})
+    return Case(inputs, forward, oracle, details={"kernel": backend})
 
 
 def _require_usable(backend: str, q: Tensor, k: Tensor, v: Tensor) -> None:

@@ -30,17 +30,17 @@ STRAY_S = 50e-6  # that the device may work on once the current stream is done, 
 STRAY_SHARE = 0.2  # of a call
 # Bound before a plugin is loaded, which could replace them.
 TIMERS = ((time, "perf_counter"), (torch.cuda, "synchronize"), (Event, "record"), (Event, "elapsed_time"))
-OWN = [getattr(holder, name) for holder, name in TIMERS]
+BOUND = [getattr(holder, name) for holder, name in TIMERS]
 record, elapsed_ms = Event.record, Event.elapsed_time
 
 
 def _nothing() -> None: ...
 
 
-def require_own_timers() -> None:
+def require_timers() -> None:
     """Raise RuntimeError where a plugin has replaced what tells the time, or waits for the device."""
-    for (holder, name), own in zip(TIMERS, OWN, strict=True):
-        if getattr(holder, name) is not own:
+    for (holder, name), bound in zip(TIMERS, BOUND, strict=True):
+        if getattr(holder, name) is not bound:
             raise RuntimeError(f"a plugin replaces {holder.__name__}.{name}, which times are taken with")
 
 

@@ -27,7 +27,7 @@ The expected value is known: variances are suffix sums of the squares of what pl
 Where slices or steps are left out, and the output is linear in an input v (`Case.linear`), all of both is compared
 after one random projection: with signs s over the channels of v, the oracle of v s is the output times s, and its
 gradient dv s. That costs the oracle one channel in place of all. Of the projection twice as much is allowed as of the
-slices.
+slices, and of a block of steps no less than OF_ZEROS.
 """
 
 from __future__ import annotations
@@ -54,7 +54,6 @@ WHOLE = 2.0  # times what is allowed for slices, for all of them after a project
 WHOLE_SHARE = 0.25  # of the budget, for that
 BLOCK = 64  # steps of a projection that count as one: of single ones, numbers near zero would decide
 AT_ONCE = 1 << 24  # numbers of inputs that the oracle takes at a time: one slice where that has more
-PROJECTED_AT_ONCE = 1 << 26  # the same for projections, which need less memory for each
 ALLOWED = 2.0  # times plain PyTorch's own error
 ALLOWED_SUM = 3.0  # the same for a gradient of one number a step
 ALLOWED_STEP = 4.0  # the same for the worst single step, an extreme value and so less steady
@@ -388,7 +387,7 @@ class _Projection:
         case, cut, begin = self._case, self._cut, perf_counter()
         numbers = sum(tensor.numel() for tensor in case.inputs.values()) // (cut.batch * cut.groups)
         order = torch.randperm(cut.batch * cut.groups, generator=self._generator).tolist()
-        stacks = list(_together(case, cut, order, max(1, PROJECTED_AT_ONCE // max(1, numbers))))
+        stacks = list(_together(case, cut, order, max(1, AT_ONCE // max(1, numbers))))
         pairs: dict[str, list[tuple[Tensor, Tensor]]] = {}
         done = 0
         for place in torch.randperm(len(stacks), generator=self._generator).tolist():
@@ -424,12 +423,12 @@ class _Projection:
         squares, scale = (actual - true).square(), true.square().flatten(1).mean(1).sqrt()
         scale = torch.maximum(scale, scale.square().mean().sqrt()).clamp_min(torch.finfo(torch.float64).tiny)
         blocks = squares.mean(2).sqrt() / scale[:, None]
-        errors = torch.stack([squares.flatten(1).mean(1).sqrt() / scale, blocks.amax(1), blocks.median(1).values], 1)
+        errors = torch.stack([squares.flatten(1).mean(1).sqrt() / scale, blocks.amax(1)], 1)
         of = self._of_slices[name]
-        allowed = torch.tensor([of.allowed, of.step_allowed, of.median_allowed], device=errors.device) * WHOLE
+        allowed = WHOLE * torch.tensor([of.allowed, max(OF_ZEROS, of.step_allowed)], device=errors.device)
         place = int((errors / allowed).nan_to_num(torch.inf, torch.inf).amax(1).argmax())
         pairs = torch.stack([errors[place], allowed], 1).flatten().tolist()
-        return Error(f"all of {name}", *pairs, mean_absolute=0.0)
+        return Error(f"all of {name}", *pairs, median_error=0.0, median_allowed=0.0, mean_absolute=0.0)
 
 
 def _oracle(

@@ -297,7 +297,7 @@ class Worker:
 
         from tflabench.bench.answers import OF_FIRST_CALL, digest
         from tflabench.bench.inputs import Inputs
-        from tflabench.bench.measure import require_own_timers
+        from tflabench.bench.measure import require_timers
         from tflabench.implementations import registry
         from tflabench.implementations.adapter import Case
 
@@ -329,7 +329,7 @@ class Worker:
             if self.device_type == "cuda":
                 torch.cuda.synchronize(self.device)
             first_call_s = time.perf_counter() - start
-        require_own_timers()
+        require_timers()
         names = ["forward", *(f"d{name}" for name, tensor in case.inputs.items() if tensor.requires_grad)]
         results = {name + OF_FIRST_CALL: x.detach() for name, x in zip(names, (output, *gradients), strict=False)}
         first = digest(results)

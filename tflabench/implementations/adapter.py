@@ -88,7 +88,8 @@ class Case:
             name ("d" + the input's), as sums of `results` ("forward", "d" + name by input). What is allowed is then the
             error to be expected of that sum. It is asked twice: in float64, and in the working dtype.
         linear: an input in which the output is linear, whose channels are those of the output: "v". Where the oracle
-            takes fewer channels too, all of the output is then compared (see `bench.verify`). None for no such input.
+            takes fewer channels too, and takes time in proportion to steps, all of the output is then compared (see
+            `bench.verify`). None for no such input.
         writes: inputs that the kernel writes, by name, such as the state of a decode step in place. They are restored
             before each call, outside what is timed; a kernel that changes another input is wrong.
         details: what the implementation chose, for the row: "chunk_size", "kernel", "version", ...

@@ -29,13 +29,13 @@ def sources_hash(module: ModuleType, folder: Path | None = None) -> str | None:
     if folder is None:
         folder = start.parents[module.__name__.count(".") + (start.name == "__init__.py")]
     within = folder / module.__name__.partition(".")[0] if LIBRARIES & set(folder.parts) else folder
-    sources, found = {start: start.read_bytes()}, [start]
-    while found:
-        file = found.pop()
+    sources, unread = {start: start.read_bytes()}, [start]
+    while unread:
+        file = unread.pop()
         for other in _imported(file, sources[file], folder):
             if other not in sources and other.is_file() and within in other.parents and PACKAGE not in other.parents:
                 sources[other] = other.read_bytes()
-                found.append(other)
+                unread.append(other)
     digest = hashlib.sha256()
     for file in sorted(sources):
         digest.update(f"{file.relative_to(folder)}\n".encode())
