@@ -400,9 +400,9 @@ class Sweep:
             tables = [self._stores[name].rows for name in devices]
             closed += sum(any(id_ in table and table[id_].closed for table in tables) for id_ in ids)
         if interrupted:
+            line = f"Interrupted: {closed} of {total} points are safe; the same command goes on."
             kept = sum(not row.closed and row.ms_median is not None for row in rows)
-            provisional = f", {kept} provisional row{'s are' if kept > 1 else ' is'} kept" if kept else ""
-            line = f"Interrupted: {closed} of {total} points are final{provisional}; the same command goes on."
+            line += f" Provisional rows that are kept: {kept}." if kept else ""
             self._listener.note(line)
             raise KeyboardInterrupt
         if left := total - closed:
