@@ -57,8 +57,8 @@ class Axes(TypedDict, total=False):
     pass_: AxisValues
 
 
-class Sizes(TypedDict, total=False):
-    """Sizes of one call; those of a GPU are those of the paper's Fig. 4 at T = 4096 where nothing is said.
+class CallSizes(TypedDict, total=False):
+    """CallSizes of one call; those of a GPU are those of the paper's Fig. 4 at T = 4096 where nothing is said.
 
     Attributes:
         batch, heads, seq_len, d_qk, d_hv: B, H, T and head dimensions.
@@ -292,7 +292,7 @@ def profile(
     calls: int = 7,
     count: bool = True,
     timeout: float = 300.0,
-    **sizes: Unpack[Sizes],
+    **sizes: Unpack[CallSizes],
 ) -> Profile:
     """Take one call apart, as the command `tflabench profile` does: by GPU kernel, or on a CPU by operator of torch.
 
@@ -303,7 +303,7 @@ def profile(
         calls: so many calls are profiled, and medians count.
         count: read the chip's counters too, with Nsight Compute.
         timeout: seconds for the profiler, and for Nsight Compute.
-        sizes: see `Sizes`.
+        sizes: see `CallSizes`.
 
     Raises:
         InputError: what cannot be understood or run.

@@ -43,7 +43,7 @@ DOCUMENTS = {  # lengths, as parts of T
 
 
 @dataclass(frozen=True)
-class Case:
+class TreeCase:
     """A forward pass, and with `backward` what follows it. L = 0 leaves the length of segments to the kernels.
 
     Attributes:
@@ -78,18 +78,20 @@ class Case:
 
 
 SIZES = ((16, 16, 4096, 128, 256), (1, 16, 65536, 128, 256), (8, 8, 8192, 256, 512), (8, 64, 8192, 64, 64))
-FORWARD = [Case(gate, *sizes) for gate in ("sig", "exp") for sizes in SIZES]
+FORWARD = [TreeCase(gate, *sizes) for gate in ("sig", "exp") for sizes in SIZES]
 TRAINING = [replace(case, backward=True) for case in FORWARD]
-HOST = [Case(gate, 1, 1, 64, 128, 256, L=64) for gate in ("sig", "exp")]  # soon done: what it takes is the host's time
+HOST = [
+    TreeCase(gate, 1, 1, 64, 128, 256, L=64) for gate in ("sig", "exp")
+]  # soon done: what it takes is the host's time
 GLA_SIZES = ((8, 8, 4096, 128, 256), (1, 16, 32768, 128, 128))
-GLA_HOST = Case("gla", 1, 1, 64, 128, 256, L=64, kernels="tfla")
+GLA_HOST = TreeCase("gla", 1, 1, 64, 128, 256, L=64, kernels="tfla")
 
 
-def backward_cases() -> list[Case]:
+def backward_cases() -> list[TreeCase]:
     """Return cases of walks for dq, dk and dv: one for dk and dv up to 128/256, three beyond."""
     made = []
     for gate in ("sig", "exp"):
-        small = Case(gate, 2, 4, 1000, 128, 256, L=256, backward=True)
+        small = TreeCase(gate, 2, 4, 1000, 128, 256, L=256, backward=True)
         wide = replace(small, d_qk=256, d_hv=512)
         made += [
             replace(wide, states=True), replace(wide, gate_gradients=False), replace(wide, L=4096, T=515, states=True),
@@ -99,39 +101,39 @@ def backward_cases() -> list[Case]:
             replace(small, d_qk=256, d_hv=256, gate_gradients=False, states=True),
             replace(wide, dtype="float16", states=True), replace(small, dtype="float16", L=4096),
         ]  # fmt: skip
-    skipped = Case("sig", 2, 4, 1000, 128, 256, L=256, groups=2, skip=True, backward=True)
+    skipped = TreeCase("sig", 2, 4, 1000, 128, 256, L=256, groups=2, skip=True, backward=True)
     made += [skipped, replace(skipped, d_qk=256, d_hv=512, L=4096), replace(skipped, gate_gradients=False)]
     return made
 
 
-def forward_cases() -> list[Case]:
+def forward_cases() -> list[TreeCase]:
     """Return cases of h: segments, ragged ends, states, shared heads, float16, a skip connection."""
     made = []
     for gate in ("sig", "exp"):
-        small = Case(gate, 2, 4, 1000, 128, 256, L=256)
+        small = TreeCase(gate, 2, 4, 1000, 128, 256, L=256)
         made += [
             replace(small, states=True), replace(small, states=True, L=4096, T=515),
             replace(small, T=63, L=64, states=True), replace(small, groups=2, d_qk=64, d_hv=128),
             replace(small, d_qk=192, d_hv=256, states=True), replace(small, d_qk=256, d_hv=512, states=True),
             replace(small, d_qk=256, d_hv=512, dtype="float16", L=4096), replace(small, d_qk=64, d_hv=64, states=True),
         ]  # fmt: skip
-    return [*made, Case("sig", 2, 4, 1000, 128, 256, L=256, groups=2, skip=True)]
+    return [*made, TreeCase("sig", 2, 4, 1000, 128, 256, L=256, groups=2, skip=True)]
 
 
-def packed_cases() -> list[Case]:
+def packed_cases() -> list[TreeCase]:
     """Return cases of h of several heads a program, as of Mamba 2."""
-    small = Case("mamba2", 2, 8, 1000, 64, 64, L=256, groups=2)
+    small = TreeCase("mamba2", 2, 8, 1000, 64, 64, L=256, groups=2)
     return [
         small, replace(small, states=True), replace(small, skip=True, L=4096), replace(small, T=63, L=64),
         replace(small, gate="simple_gla", dtype="float16"), replace(small, gate="sig", states=True, skip=True),
     ]  # fmt: skip
 
 
-def segment_cases() -> list[Case]:
+def segment_cases() -> list[TreeCase]:
     """Return cases of state passes: a first segment beside them, segments in parts, states kept for backward."""
     made = []
     for gate in ("sig", "exp"):
-        small = Case(gate, 1, 4, 2310, 128, 256, L=1024, backward=True)
+        small = TreeCase(gate, 1, 4, 2310, 128, 256, L=1024, backward=True)
         made += [
             small, replace(small, states=True), replace(small, d_qk=256, d_hv=512), replace(small, batch=1, heads=1),
             replace(small, T=4096, L=512), replace(small, d_qk=64, d_hv=64, states=True),
@@ -140,9 +142,9 @@ def segment_cases() -> list[Case]:
     return made
 
 
-def tilewise_cases() -> list[Case]:
+def tilewise_cases() -> list[TreeCase]:
     """Return cases of gradients tile by tile, and of what they are made of: states of every tile."""
-    small = Case("sig", 2, 8, 1000, 64, 64, L=256, backward=True)
+    small = TreeCase("sig", 2, 8, 1000, 64, 64, L=256, backward=True)
     mamba2 = replace(small, gate="mamba2", heads=16, groups=1)
     return [
         small, replace(small, states=True), replace(small, T=1024, L=4096), replace(small, gate="exp", states=True),
@@ -152,23 +154,23 @@ def tilewise_cases() -> list[Case]:
     ]  # fmt: skip
 
 
-def tfla_cases() -> list[Case]:
+def tfla_cases() -> list[TreeCase]:
     """Return cases of the Triton kernels of two levels and of one."""
     made = []
     for gate in ("sig", "exp"):
-        small = Case(gate, 2, 4, 1000, 128, 256, L=256, backward=True, kernels="tfla_xl")
+        small = TreeCase(gate, 2, 4, 1000, 128, 256, L=256, backward=True, kernels="tfla_xl")
         made += [
             small, replace(small, states=True, T=515), replace(small, d_qk=64, d_hv=64, groups=2, L=128),
             replace(small, kernels="tfla_limit", L=64), replace(small, dtype="float32", d_hv=128, L=128),
             replace(small, d_qk=256, d_hv=512, L=128),
         ]  # fmt: skip
-    mamba2 = Case("mamba2", 2, 8, 1000, 64, 64, L=128, groups=2, skip=True, backward=True, kernels="tfla_xl")
+    mamba2 = TreeCase("mamba2", 2, 8, 1000, 64, 64, L=128, groups=2, skip=True, backward=True, kernels="tfla_xl")
     return [*made, mamba2, replace(mamba2, gate="simple_gla", states=True)]
 
 
-def gla_cases() -> list[Case]:
+def gla_cases() -> list[TreeCase]:
     """Return cases of Gated Linear Attention."""
-    small = Case("gla", 2, 4, 1000, 128, 256, L=128, backward=True, kernels="tfla")
+    small = TreeCase("gla", 2, 4, 1000, 128, 256, L=128, backward=True, kernels="tfla")
     return [
         small, replace(small, states=True), replace(small, T=63, L=64, states=True), replace(small, L=0),
         replace(small, gate_gradients=False), replace(small, d_qk=64, d_hv=64, L=64, states=True),
@@ -177,7 +179,7 @@ def gla_cases() -> list[Case]:
     ]  # fmt: skip
 
 
-def document_cases() -> list[Case]:
+def document_cases() -> list[TreeCase]:
     """Return cases of packed sequences, of every family, with states and without."""
     made = []
     for gate, kernels in (
@@ -187,7 +189,7 @@ def document_cases() -> list[Case]:
         ("mamba2", "hopper"),
         ("gla", "tfla"),
     ):
-        small = Case(gate, 1, 4, 2310, 64, 128, backward=True, documents="ragged", kernels=kernels)
+        small = TreeCase(gate, 1, 4, 2310, 64, 128, backward=True, documents="ragged", kernels=kernels)
         made += [
             small, replace(small, states=True), replace(small, states=True, L=512), replace(small, documents="even"),
             replace(small, documents="even", T=4096, states=True), replace(small, backward=False, states=True),
@@ -195,9 +197,9 @@ def document_cases() -> list[Case]:
     return made
 
 
-def small_cases() -> list[Case]:
+def small_cases() -> list[TreeCase]:
     """Return cases for the CPU: the Triton kernels in Triton's interpreter, which is slow, and the reference."""
-    sig = Case("sig", 1, 2, 20, 16, 16, L=16, dtype="float32", backward=True, kernels="tfla_xl")
+    sig = TreeCase("sig", 1, 2, 20, 16, 16, L=16, dtype="float32", backward=True, kernels="tfla_xl")
     exp, mamba2, gla = (replace(sig, gate=gate) for gate in ("exp", "mamba2", "gla"))
     gla = replace(gla, kernels="tfla")
     cases = [
@@ -212,18 +214,20 @@ def small_cases() -> list[Case]:
     return [*of_reference, *documents, *(replace(case, states=True) for case in (*of_reference, *documents)), *cases]
 
 
-def parts(*, cpu: bool) -> dict[str, tuple[list[Case], list[Case]]]:
+def parts(*, cpu: bool) -> dict[str, tuple[list[TreeCase], list[TreeCase]]]:
     """Return, by name, what is compared and what of it is timed."""
     if cpu:
         return {"small": (small_cases(), [])}
     wide = [case for case in TRAINING if case.d_qk > 64]
     narrow = [case for case in TRAINING if case.d_qk == 64]
-    mamba2 = Case("mamba2", 16, 64, 4096, 64, 64, groups=1, skip=True, backward=True)
+    mamba2 = TreeCase("mamba2", 16, 64, 4096, 64, 64, groups=1, skip=True, backward=True)
     tfla = [replace(case, kernels="tfla_xl") for case in TRAINING[::4]]
-    gla = [Case("gla", *sizes, kernels="tfla", backward=backward) for sizes in GLA_SIZES for backward in (False, True)]
+    gla = [
+        TreeCase("gla", *sizes, kernels="tfla", backward=backward) for sizes in GLA_SIZES for backward in (False, True)
+    ]
     packed = [
-        Case("exp", 1, 16, 16384, 128, 256, documents="ragged", backward=True, states=True),
-        Case("gla", 1, 8, 16384, 128, 128, documents="ragged", backward=True, states=True, kernels="tfla"),
+        TreeCase("exp", 1, 16, 16384, 128, 256, documents="ragged", backward=True, states=True),
+        TreeCase("gla", 1, 8, 16384, 128, 128, documents="ragged", backward=True, states=True, kernels="tfla"),
     ]
     compared_and_timed = {
         "backward": (backward_cases(), [*wide, replace(HOST[0], backward=True)]),
@@ -249,7 +253,7 @@ def load(path: str) -> None:
     assert str(tflabench.ops.__file__).startswith(path), f"{tflabench.ops.__file__} is not of {path}"
 
 
-def run(case: Case, x: SimpleNamespace) -> dict[str, Tensor]:
+def run(case: TreeCase, x: SimpleNamespace) -> dict[str, Tensor]:
     """Return by name h, the last state, and gradients."""
     from tflabench import ops
 
@@ -273,7 +277,7 @@ def run(case: Case, x: SimpleNamespace) -> dict[str, Tensor]:
     return {name: y.detach() for name, y in results.items()}
 
 
-def draw(case: Case, device: str) -> SimpleNamespace:
+def draw(case: TreeCase, device: str) -> SimpleNamespace:
     """Return inputs, those of no gradient too, and gradients of outputs by their shape."""
     torch.manual_seed(case.T + case.d_qk)
     B, H, T, dtype = case.batch, case.heads, case.T, getattr(torch, case.dtype)
@@ -311,7 +315,7 @@ def draw(case: Case, device: str) -> SimpleNamespace:
     return SimpleNamespace(inputs=inputs, m=m, grads=grads, cu_seqlens=bounds)
 
 
-def digests(case: Case, device: str) -> list[dict[str, str]]:
+def digests(case: TreeCase, device: str) -> list[dict[str, str]]:
     """Return a digest of the bits of every result, of each of REPEATS runs on the same inputs."""
     x = draw(case, device)
     found = []
@@ -325,7 +329,7 @@ def digests(case: Case, device: str) -> list[dict[str, str]]:
     return found
 
 
-def compile_for(case: Case) -> None:
+def compile_for(case: TreeCase) -> None:
     """Compile what a case launches; a dozen processes of each tree share the GPU."""
     try:
         run(case, draw(case, "cuda"))
@@ -335,7 +339,7 @@ def compile_for(case: Case) -> None:
     torch.cuda.empty_cache()
 
 
-def sample(case: Case) -> list[float]:
+def sample(case: TreeCase) -> list[float]:
     """Return milliseconds of passes, each with a cold L2."""
     x = draw(case, "cuda")
     flushed = torch.empty(FLUSHED_BYTES, dtype=torch.uint8, device="cuda")
@@ -356,7 +360,7 @@ def sample(case: Case) -> list[float]:
     return times
 
 
-def host_microseconds(case: Case) -> float:
+def host_microseconds(case: TreeCase) -> float:
     """Return the host's time for a pass."""
     x = draw(case, "cuda")
     run(case, x)
@@ -393,7 +397,7 @@ def paused(pools: list[ProcessPoolExecutor]) -> Iterator[None]:
             os.kill(process.pid or 0, signal.SIGCONT)
 
 
-def differences(trees: Trees, case: Case, device: str) -> list[str]:
+def differences(trees: Trees, case: TreeCase, device: str) -> list[str]:
     """Return what is not equal bit for bit, in repeats on the same inputs, or no number."""
     found = on_each(trees, digests, case, device)
     wanted = found["old"][0]
@@ -405,7 +409,7 @@ def differences(trees: Trees, case: Case, device: str) -> list[str]:
     return list(dict.fromkeys(wrong))
 
 
-def timed(trees: Trees, case: Case) -> str:
+def timed(trees: Trees, case: TreeCase) -> str:
     """Return a line: median [10th percentile] of old and new, new over old, and that in each round."""
     every: dict[str, list[list[float]]] = {name: [] for name in trees}
     for turn in range(ROUNDS):
@@ -425,14 +429,16 @@ def timed(trees: Trees, case: Case) -> str:
     return f"| {'training' if case.backward else 'forward'} {case} | " + " | ".join(columns) + " |"
 
 
-def host_time(trees: Trees, case: Case) -> str:
+def host_time(trees: Trees, case: TreeCase) -> str:
     """Return a line: microseconds of the host for a pass, old and new, medians of rounds."""
     rounds = [on_each(trees, host_microseconds, case) for _ in range(2 * ROUNDS)]
     old, new = (statistics.median(each[name] for each in rounds) for name in ("old", "new"))
     return f"| host, us: {case} | {old:.1f} | {new:.1f} | {new / old:.3f} | |"
 
 
-def report(trees: Trees, name: str, cases: list[Case], to_time: list[Case], pools: list[ProcessPoolExecutor]) -> bool:
+def report(
+    trees: Trees, name: str, cases: list[TreeCase], to_time: list[TreeCase], pools: list[ProcessPoolExecutor]
+) -> bool:
     """Compare and time a part, print what is found, and return whether all is equal."""
     begin, device = time.perf_counter(), "cuda" if pools else "cpu"
     wrong = []

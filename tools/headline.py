@@ -135,7 +135,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Occasion:
+class HeadlineOccasion:
     """A campaign and its questions, forward first, small problems first."""
 
     campaign: Campaign
@@ -213,11 +213,11 @@ def digits(value: float) -> str:
 
 def markdown(root: Path) -> str:
     """Return the page about all results at and below `root`, where it lies."""
-    subjects: dict[tuple[float, str, str], list[Occasion]] = defaultdict(list)
+    subjects: dict[tuple[float, str, str], list[HeadlineOccasion]] = defaultdict(list)
     for campaign in campaigns(find_results(root)):
-        occasion = Occasion(campaign)
+        occasion = HeadlineOccasion(campaign)
         subjects[*occasion.figure, campaign.device].append(occasion)
-    figures: dict[tuple[float, str], list[list[Occasion]]] = defaultdict(list)
+    figures: dict[tuple[float, str], list[list[HeadlineOccasion]]] = defaultdict(list)
     untabled: list[Campaign] = []
     for (number, name, _), occasions in sorted(subjects.items()):
         occasions.sort(key=lambda each: each.rank, reverse=True)
@@ -243,7 +243,7 @@ def _link(root: Path, campaign: Campaign, *others: Campaign) -> str:
     return f"[{plain(', '.join([folder, *campaign.apart_from(*others)]))}]({folder}/{rows})"
 
 
-def _section(devices: Sequence[Sequence[Occasion]], root: Path) -> Iterator[str]:
+def _section(devices: Sequence[Sequence[HeadlineOccasion]], root: Path) -> Iterator[str]:
     """Yield the section of a figure: one table of all devices that it was measured on, and where its rows are."""
     shown = [occasions[0] for occasions in devices]
     name = shown[0].preset
@@ -275,7 +275,7 @@ def _section(devices: Sequence[Sequence[Occasion]], root: Path) -> Iterator[str]
     yield ""
 
 
-def _columns(occasions: Sequence[Occasion]) -> list[Question]:
+def _columns(occasions: Sequence[HeadlineOccasion]) -> list[Question]:
     """Return the questions of one size: with most ratios or NEARLY as many, with most peers, and the largest."""
     sizes = [{question.size for question in each.questions} for each in occasions]
     shared = set.intersection(*sizes) or sizes[0]
@@ -325,7 +325,7 @@ def _names(rows: Iterable[Row | None]) -> str:
     return ", ".join(dict.fromkeys(row.implementation for row in rows if row))
 
 
-def _failures(occasions: Sequence[Occasion]) -> str:
+def _failures(occasions: Sequence[HeadlineOccasion]) -> str:
     """Return who failed at all chunk sizes of a problem, by status: "wrong: a, b (1/4)"."""
     points, failed = Counter[str](), Counter[tuple[str, str]]()
     for question in (question for each in occasions for question in each.questions):
@@ -349,7 +349,7 @@ def _origin(campaign: Campaign) -> str:
     return plain(", ".join([" to ".join(dict.fromkeys((days[0], days[-1]))), *versions, *commits[:2]]))
 
 
-def _others(best: Occasion, others: Sequence[Occasion], size: Size, root: Path) -> Iterator[str]:
+def _others(best: HeadlineOccasion, others: Sequence[HeadlineOccasion], size: Size, root: Path) -> Iterator[str]:
     """Yield how other occasions agree with the one that has the table, and what was timed only there."""
     missing = {key for key, pair in best.pairs.items() if key[0] == size and pair.peer.status != "ok"}
     for other in others:
@@ -373,7 +373,7 @@ def _others(best: Occasion, others: Sequence[Occasion], size: Size, root: Path) 
             yield f"- Other rows: {where}."
 
 
-def _changes(first: Occasion, second: Occasion) -> Iterator[tuple[tuple[Size, str, str], float]]:
+def _changes(first: HeadlineOccasion, second: HeadlineOccasion) -> Iterator[tuple[tuple[Size, str, str], float]]:
     """Yield by how much ratios of the same points changed from one occasion to another."""
     for key, pair in first.pairs.items():
         again = second.pairs.get(key, Pair(pair.peer, None))

@@ -13,7 +13,7 @@ from repository import SUPPORT
 
 from tflabench.bench import forking
 from tflabench.bench.forking import Forks
-from tflabench.bench.warming import Gate
+from tflabench.bench.warming import WarmUpGate
 from tflabench.bench.workers import Workers
 from tflabench.problem import Problem
 
@@ -54,7 +54,7 @@ def test_a_forked_worker_measures_and_a_dead_one_costs_itself(forks):
 
 
 def test_a_worker_that_warms_up_comes_to_its_gate(forks):
-    gate, numbers = Gate(), count()
+    gate, numbers = WarmUpGate(), count()
     workers = Workers(lambda slot: forks.start_to_warm_up(LIBRARY, gate.descriptor))
     try:
         warm = workers.ask(job("warm", "fine"), TIMEOUT_S, "a")

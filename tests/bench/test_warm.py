@@ -14,7 +14,7 @@ import pytest
 from tflabench.bench import warm as warming_up
 from tflabench.bench.child import Child
 from tflabench.bench.warm import Warmed, WarmUp
-from tflabench.bench.warming import Gate, stand_when_asked, wait_at
+from tflabench.bench.warming import WarmUpGate, stand_when_asked, wait_at
 from tflabench.bench.workers import Workers
 from tflabench.implementations import registry
 from tflabench.implementations.adapter import Implementation
@@ -85,7 +85,7 @@ class Bench:
     def __init__(self, most: int = 3, memory_bytes: int = GPU_BYTES) -> None:
         self.now = 0.0
         self.processes: list[Process] = []
-        self.gate = Gate()
+        self.gate = WarmUpGate()
         workers = Workers(self._start, self._clock, self._sleep)
         self.warm_up = WarmUp(most, self.gate, workers, memory_bytes, TIMEOUT_S, self._clock, self._sleep)
 
@@ -261,7 +261,7 @@ def test_a_crash_costs_its_own_point(bench, paused):
 
 def test_a_process_comes_to_the_gate_when_it_is_asked():
     """As a worker does it: nothing passes a gate that is shut, and none who stands there keeps others out."""
-    gate = Gate()
+    gate = WarmUpGate()
     ours, theirs = Pipe()
     gate.shut()
     if not (child := os.fork()):
@@ -290,5 +290,5 @@ def test_a_process_comes_to_the_gate_when_it_is_asked():
         gate.close()
 
 
-def is_open(gate: Gate) -> bool:
+def is_open(gate: WarmUpGate) -> bool:
     return bool(select.select([gate.descriptor], [], [], 0)[0])

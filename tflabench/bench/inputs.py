@@ -17,7 +17,7 @@ class ChangedInputError(Exception):
     """Raised where a kernel has changed one of its inputs, which its adapter does not say."""
 
 
-class Inputs:
+class InputSlots:
     """The inputs of a case, and what tells whether a kernel has changed them.
 
     Those that its adapter says the kernel writes are kept, to be restored before each call.

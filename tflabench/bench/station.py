@@ -28,7 +28,7 @@ from tflabench.bench.rules import Rules
 from tflabench.bench.scheduler import Scheduler
 from tflabench.bench.tuning_store import TuningStore, default_folder
 from tflabench.bench.warm import WarmUp
-from tflabench.bench.warming import Gate
+from tflabench.bench.warming import WarmUpGate
 from tflabench.bench.workers import SHARED, Workers, require_torch, spawn_worker
 from tflabench.implementations import registry
 from tflabench.problem import DeviceKind, InputError
@@ -199,7 +199,7 @@ class Station(Stations):
 
         self._forks = forks = Forks(self.rules.plugins)
         self._stack.callback(forks.close)
-        gate = Gate()
+        gate = WarmUpGate()
         workers = Workers(lambda slot: forks.start_to_warm_up(slot.rpartition("/")[0], gate.descriptor))
         self._warm_up = WarmUp(jobs, gate, workers, self.machine.memory_bytes, self.rules.timeout_s)
         self._stack.callback(self._warm_up.close)

@@ -16,7 +16,7 @@ from itertools import count
 from pathlib import Path
 
 from tflabench.bench.estimate import needed_bytes
-from tflabench.bench.warming import Gate
+from tflabench.bench.warming import WarmUpGate
 from tflabench.bench.workers import Workers
 from tflabench.selection.points import Point
 
@@ -74,7 +74,7 @@ class WarmUp:
     def __init__(
         self,
         most: int,
-        gate: Gate,
+        gate: WarmUpGate,
         workers: Workers,
         memory_bytes: int,
         timeout_s: float,

@@ -19,7 +19,7 @@ THREADS = 4  # kernels that one worker compiles at a time, where it knows of sev
 NICENESS = 10  # what is measured goes first
 
 
-class Gate:
+class WarmUpGate:
     """A gate that is open while a byte lies in a pipe, which nobody but its owner takes out.
 
     It is no lock: a process that stands at it, is stopped there or dies there keeps nobody out.

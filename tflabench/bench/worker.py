@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from tflabench.bench.inputs import Inputs
+    from tflabench.bench.inputs import InputSlots
     from tflabench.bench.verify import Verdict
     from tflabench.implementations.adapter import Case
 
@@ -100,7 +100,7 @@ class _Ready:
     """A point that is built and has run once, with a `digest` of its results; `step` is what is timed."""
 
     case: Case
-    inputs: Inputs
+    inputs: InputSlots
     output_grad: Tensor | None
     step: Callable[[], object]
     first_call_s: float
@@ -296,7 +296,7 @@ class Worker:
         import torch
 
         from tflabench.bench.answers import OF_FIRST_CALL, digest
-        from tflabench.bench.inputs import Inputs
+        from tflabench.bench.inputs import InputSlots
         from tflabench.bench.measure import require_timers
         from tflabench.implementations import registry
         from tflabench.implementations.adapter import Case
@@ -309,7 +309,7 @@ class Worker:
         chunk_size: object = case.details.get("chunk_size")
         if chunk_size is not None and (type(chunk_size) is not int or chunk_size < 1):
             raise TypeError(f"details have the chunk_size {chunk_size!r}: it must be an integer, 1 or more")
-        inputs = Inputs(case)
+        inputs = InputSlots(case)
         leaves = [tensor for tensor in case.inputs.values() if tensor.requires_grad]
         backward = problem.pass_ == "fwbw"
         self.answer({"stage": "compiling and running for the first time"})
