@@ -9,7 +9,7 @@ refused and not passed over, and a `chunk_size` is only needed to override what 
 from __future__ import annotations
 
 import warnings
-from typing import Any, TypedDict, Unpack
+from typing import Any, TypedDict, Unpack, cast
 
 import torch
 from torch import Tensor
@@ -253,7 +253,8 @@ def _delta_rule(
         "beta_max": 1 if sigmoid and not negative else 2,
         "return_last_state": True,
     }
-    o, last = delta_net(q, k, v, beta, **options) if g is None else gated_delta_net(q, k, v, g, beta, **options)
+    computed: Any = delta_net(q, k, v, beta, **options) if g is None else gated_delta_net(q, k, v, g, beta, **options)
+    o, last = cast("tuple[Tensor, State]", computed)
     return o, (last.C.mT if v_first else last.C) if with_last else None
 
 

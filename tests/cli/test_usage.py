@@ -43,7 +43,7 @@ def test_version():
     [
         ("sweep --preset paper-fig4", ["paper-fig4", "paper-fig4-matched"]),
         ("verify --preset min", ["mine.toml"]),
-        ("roofline --gpu A100,L", ["A100,L40S"]),
+        ("roofline --gpu A100,L", ["A100,L4", "A100,L40S"]),
     ],
 )
 def test_a_shell_completes_commands_presets_and_gpus(tmp_path, words, offered):

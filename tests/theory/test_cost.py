@@ -382,8 +382,9 @@ class TestModel:
         ],
     )
     def test_bad_input(self, arguments, options, said):
+        formulation, gate = arguments
         with pytest.raises(InputError, match=said):
-            cost.flop_polynomial(*arguments, 32, 64, **options)
+            cost.flop_polynomial(formulation, gate, 32, 64, **options)
 
     def test_the_paper_publishes_nothing_for_attention(self):
         with pytest.raises(InputError, match="attention"):
