@@ -253,8 +253,9 @@ def _delta_rule(
         "beta_max": 1 if sigmoid and not negative else 2,
         "return_last_state": True,
     }
-    computed: Any = delta_net(q, k, v, beta, **options) if g is None else gated_delta_net(q, k, v, g, beta, **options)
-    o, last = cast("tuple[Tensor, State]", computed)
+    rule: Any = delta_net if g is None else gated_delta_net
+    gates = (beta,) if g is None else (g, beta)
+    o, last = cast("tuple[Tensor, State]", rule(q, k, v, *gates, **options))
     return o, (last.C.mT if v_first else last.C) if with_last else None
 
 
