@@ -265,6 +265,11 @@ def test_another_length_pass_or_dtype_is_another_question():
     assert sorted(map(len, questions(rows))) == [1] * 5
 
 
+def test_heads_of_q_that_others_share_are_a_question_of_their_own():
+    rows = [row("reference_gla"), row("reference_gla", heads_qk=4), row("tfla_gla_xl")]
+    assert sorted(map(len, questions(rows))) == [1, 2]
+
+
 def test_rows_of_other_versions_are_other_campaigns(tmp_path):
     same, newer = {**RUN, "arguments": ["sweep"]}, {**RUN, "packages": {"torch": "2.12.0", "triton": "3.6.0"}}
     rows = [row(), row(seq_len=512, run_id="again"), row(seq_len=1024, run_id="newer")]

@@ -90,8 +90,9 @@ def questions(rows: Iterable[Row]) -> list[list[Row]]:
         cuts = defaultdict(set)
         by_heads = defaultdict(list)
         for row in group:
-            cuts[row.implementation].add((row.heads, row.d_qk, row.d_hv))
-            by_heads[row.heads, row.d_qk, row.d_hv].append(row)
+            heads = (row.heads_qk or row.heads, row.heads, row.d_qk, row.d_hv)
+            cuts[row.implementation].add(heads)
+            by_heads[heads].append(row)
         groups += [group] if max(map(len, cuts.values())) == 1 else by_heads.values()
     return groups
 
