@@ -13,7 +13,7 @@ XLSTM := 2.0.6
 CACHED := env -u PYTHONDONTWRITEBYTECODE
 XLSTM_DIR := .xlstm-$(XLSTM)
 
-.PHONY: sweep test test-gpu check clean help baselines-mamba2 baselines-compiled
+.PHONY: sweep test test-gpu compile check clean help baselines-mamba2 baselines-compiled
 .DEFAULT_GOAL := sweep
 
 help: ## list these targets
@@ -27,6 +27,9 @@ test: $(TOOLS) $(OLD_TRITON_DIR)/.installed $(XLSTM_DIR)/.installed check ## set
 
 test-gpu: $(TOOLS) ## the tests that need an NVIDIA GPU
 	$(PY) -m pytest -m gpu $(ARGS)
+
+compile: $(TOOLS) $(OLD_TRITON_DIR)/.installed ## every variant of the kernels through both Tritons, without a GPU: six minutes
+	$(CACHED) TFLABENCH_COMPILE=all TFLABENCH_OLD_TRITON=$(OLD_TRITON_DIR) $(PY) -m pytest -n 2 --dist loadfile tests/kernels/hopper/test_hopper_compile.py tests/kernels/tfla/test_compile.py $(ARGS)
 
 check: $(TOOLS) ## lint, format and types alone
 	$(VENV)/bin/ruff check .

@@ -39,12 +39,12 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory) -> dict[str, Path]:
-    """Pages by name: of the H100's rows; made-up ones with every status, two lengths, or names that are no words."""
+    """Pages by name: of an H100's rows; made-up ones with every status, two lengths, or names that are no words."""
     folder = tmp_path_factory.mktemp("pages")
     names = [tfla(ms, T, name) for name, ms in ((HOSTILE, 1.0), (LATEX, 2.0), ("n" * 60, 3.0)) for T in (512, 1024)]
     names += [sdpa(None, T).model_copy(update={"reason": HOSTILE}) for T in (512, 1024)]
     folders = {
-        "h100": RESULTS / "h100",
+        "h100": RESULTS / "h100" / "quick",
         "statuses": write(folder / "statuses", sweep(), run=RUN),
         "lengths": write(folder / "lengths", [tfla(1.0, 512), tfla(1.0, 4096)]),
         "names": write(folder / "names", names),
@@ -115,10 +115,11 @@ def test_every_selection_draws(opened, written):
 def test_hovering_meets_the_point_before_the_band(opened, written):
     page = opened("statuses")
     held = Page(written["statuses"].read_text())
-    traces = page.evaluate("plot.data.map(({ fill, customdata, marker }) => [fill, customdata, !!marker])")
+    traces = page.evaluate("plot.data.map(({ fill, customdata, marker, name }) => [fill, customdata, marker && name])")
     assert any(fill for fill, *_ in traces)
-    for trace, (_, rows, marked) in enumerate(traces):
-        if rows and marked and len(rows) > 1:
+    assert any(named for *_, named in traces)
+    for trace, (_, rows, named) in enumerate(traces):
+        if rows and named and len(rows) > 1:  # those in the background may lie outside of the axes
             page.mouse.move(*page.evaluate(PIXEL, [trace, 1]))
             page.wait_for_selector("#card:not([hidden])")
             said = page.inner_text("#card")

@@ -18,7 +18,9 @@ def test_kernels_fit_the_chip(triton: str) -> None:
     told = WalkTiles.of(Sizes(2, 16, 2, 4096, 128, 256), 256, 2, 1, USUAL).shared_bytes(2, 90)
     for kernel in kernels:
         assert kernel["spilled_bytes"] == 0, kernel
-        assert not kernel["warnings"], kernel
+        # Triton 3.6 serialises products of the parallel kernel; see docs/delta-rule.md.
+        serialised = {"C7519"} if (triton, kernel["kernel"]) == ("oldest", "parallel_outputs") else set()
+        assert set(kernel["warnings"]) <= serialised, kernel
         assert kernel["tensor_cores"] == (kernel["kernel"] != "normalize_rows"), kernel
         if kernel["kernel"] != "parallel_outputs":
             assert kernel["shared_bytes"] <= told

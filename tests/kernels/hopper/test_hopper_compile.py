@@ -33,29 +33,43 @@ SPILLED_BYTES_OF_PAIR, SPILLED_BYTES_OF_PAIR_WITH_SUMS = 16, 48
 # Each kernel, in the branches that load a program most: what compiles with more to do compiles with less.
 COMPILED = {
     "installed": [
-        "128/256:h;h normalised for segments;h normalised of half the rows;h for segments"
-        ";dq;dq without row sums;dk;dv;dk and dv;dk and dv without row sums;C, n;dC",
-        "256/512:h normalised for segments;dq;dv;C, n",
-        "64/64:h of segments of heads together;C of heads together;dC of every tile"
-        ";dC of every tile, of heads of their own"
-        ";gradients;gradients with a skip connection;gradients without row sums",
+        "128/256:h normalised for segments;dq;dk and dv;C, n;dC",
+        "256/512:h normalised for segments;dv",
+        "64/64:h of segments of heads together;dC of every tile;gradients with a skip connection",
     ],
     "oldest": [
-        "128/256:h;h normalised;h normalised of half the rows;dq;dq without row sums;dk;dk and dv;C, n",
-        "256/512:h normalised;dv",
-        "64/64:h of heads together;dC of every tile;gradients;gradients of a head",
+        "128/256:h normalised;dq;dk and dv;C, n",
+        "256/512:h normalised",
+        "64/64:h of heads together;dC of every tile;gradients",
     ],
 }
+if os.environ.get("TFLABENCH_COMPILE") == "all":  # as `make compile` does, which takes minutes more
+    COMPILED = {
+        "installed": [
+            "128/256:h;h normalised for segments;h normalised of half the rows;h for segments"
+            ";dq;dq without row sums;dk;dv;dk and dv;dk and dv without row sums;C, n;dC",
+            "256/512:h normalised for segments;dq;dv;C, n",
+            "64/64:h of segments of heads together;C of heads together;dC of every tile"
+            ";dC of every tile, of heads of their own"
+            ";gradients;gradients with a skip connection;gradients without row sums",
+        ],
+        "oldest": [
+            "128/256:h;h normalised;h normalised of half the rows;dq;dq without row sums;dk;dk and dv;C, n",
+            "256/512:h normalised;dv",
+            "64/64:h of heads together;dC of every tile;gradients;gradients of a head",
+        ],
+    }
 
 
 @pytest.fixture(scope="module", params=COMPILED)
 def compiled(request: pytest.FixtureRequest) -> dict[str, Any]:
     """The Triton that ran and what each kernel uses, compiled in a process of its own (this one interprets)."""
-    return compiled_under(request.param, "compile_hopper.py", *COMPILED[request.param])
+    found = compiled_under(request.param, "compile_hopper.py", *COMPILED[request.param])
+    assert len(found["kernels"]) == sum(names.count(";") + 1 for names in COMPILED[request.param])
+    return found
 
 
 def test_kernels_fit_the_chip(compiled: dict[str, Any]) -> None:
-    assert len(compiled["kernels"]) > 10
     oldest = compiled["triton"] == "3.6.0"
     for kernel in compiled["kernels"]:
         assert kernel["shared_bytes"] <= SHARED_BYTES, kernel
