@@ -7,6 +7,8 @@ import json
 import pytest
 from commands import on_a_cpu, refused, run
 
+from tflabench.implementations import registry
+
 KERNELS = """
 from tflabench import ops
 
@@ -22,6 +24,7 @@ SHAPE = ["--shape", "1,2,33,16,24", "--dtype", "float32"]
 @pytest.fixture(autouse=True)
 def _here(tmp_path, monkeypatch):
     on_a_cpu(tmp_path, monkeypatch)
+    monkeypatch.setattr(registry, "_plugged", [])
     (tmp_path / "my.py").write_text(KERNELS)
 
 
