@@ -1,1 +1,1 @@
-"""What kernels of every family share: launches, devices, descriptors, sizes, documents, torch operators."""
+"""Code that the kernels of every family share: launches, devices, descriptors, sizes, documents, torch operators."""

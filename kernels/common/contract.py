@@ -32,7 +32,7 @@ class Arguments(NamedTuple):
 
 
 class KernelOptions(NamedTuple):
-    """What kernels need to know of a call beside its tensors.
+    """Options of a call, as kernels get them with its tensors.
 
     Attributes:
         gate: which gates, a `Gating`.
@@ -60,7 +60,7 @@ class KernelOptions(NamedTuple):
 
 
 class Kernels(NamedTuple):
-    """What an implementation offers, as the torch operator calls it.
+    """Functions and properties of an implementation, as the torch operator calls it.
 
     Attributes:
         forward: (arguments, options) -> (h, last, saved): h with the shape and strides of `torch.empty_like(v)`; the

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -9,7 +10,8 @@ import torch
 from torch import Tensor
 from triton import knobs  # pyright: ignore[reportMissingTypeStubs]
 
-from tflabench.kernels.common.sizes import USUAL, Device, in_steps
+from tflabench.kernels.common.sizes import USUAL, Device, in_steps, refuses_dtype
+from tflabench.kernels.common.tiling import DTYPES
 
 
 @cache
@@ -63,3 +65,18 @@ def refuses_device(q: Tensor) -> str | None:
     if q.dtype == torch.bfloat16:
         return "takes no bfloat16 in Triton's interpreter, which multiplies its bits as integers"
     return None
+
+
+def refuses_tensors(
+    q: Tensor, v: Tensor, chunk_size: int, config: object, refuses_sizes: Callable[[int, int, int], str | None]
+) -> str | None:
+    """Return why Triton kernels without a config cannot run on q (B, H, T, d_qk) and v (B, H, T, d_hv), or None.
+
+    Args:
+        refuses_sizes: (d_qk, d_hv, chunk size) -> why their plan refuses these, or None.
+    """
+    if reason := refuses_device(q) or refuses_dtype(str(q.dtype).removeprefix("torch."), DTYPES):
+        return reason
+    if reason := refuses_sizes(q.shape[-1], v.shape[-1], chunk_size):
+        return reason
+    return None if config is None else f"takes no config, not a {type(config).__name__}"

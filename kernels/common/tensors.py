@@ -1,4 +1,4 @@
-"""What references and operators do with tensors: share heads, cut axes, round, sum decays, scan."""
+"""Work on tensors that references and operators share: share heads, cut axes, round, sum decays, scan."""
 
 from __future__ import annotations
 

@@ -16,11 +16,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from tflabench.kernels.common import tiling
 from tflabench.kernels.common.contract import Arguments, KernelOptions, Kernels
 from tflabench.kernels.common.descriptors import aligned, made_like
-from tflabench.kernels.common.device import refuses_device
-from tflabench.kernels.common.sizes import Sizes, refuses_dtype
+from tflabench.kernels.common.device import refuses_tensors
+from tflabench.kernels.common.sizes import Sizes
 from tflabench.kernels.common.tensors import sum_shared, unflatten
 from tflabench.kernels.delta import plan as plans
 from tflabench.kernels.scalar.gates import GradientSums, RowSums, gate_gradients
@@ -63,12 +62,7 @@ def takes_documents(bounds: list[int], q: Tensor, v: Tensor, *, states: bool) ->
 def refuses(q: Tensor, v: Tensor, *, gate: Gating, chunk_size: int, config: object = None) -> str | None:
     """Return why these kernels cannot run on q (B, H, T, d_qk) and v (B, H, T, d_hv), or None if they can."""
     del gate
-    if reason := refuses_device(q):
-        return reason
-    dtype = str(q.dtype).removeprefix("torch.")
-    if reason := refuses_dtype(dtype, tiling.DTYPES) or plans.refuses_sizes(q.shape[-1], v.shape[-1], chunk_size):
-        return reason
-    return None if config is None else f"takes no config, not a {type(config).__name__}"
+    return refuses_tensors(q, v, chunk_size, config, plans.refuses_sizes)
 
 
 def default_chunk_size(q: Tensor, v: Tensor, *, gate: Gating, backward: bool = True) -> int:

@@ -1,4 +1,4 @@
-"""What the walks of the delta rule read, made tile by tile: inverses, and scores of q and k.
+"""Tensors that the walks of the delta rule read, made tile by tile: inverses, and scores of q and k.
 
 The errors R of a tile and what they are to be multiplied by, the gradients W of what they write, solve
 

@@ -13,8 +13,7 @@ from torch import Tensor
 from tflabench.kernels.common import tiling
 from tflabench.kernels.common.contract import Arguments, KernelOptions, Kernels
 from tflabench.kernels.common.descriptors import made_like
-from tflabench.kernels.common.device import refuses_device
-from tflabench.kernels.common.sizes import refuses_dtype
+from tflabench.kernels.common.device import refuses_tensors
 from tflabench.kernels.gla import plan as plans
 from tflabench.kernels.state import State
 from tflabench.kernels.types import Gating
@@ -53,12 +52,7 @@ def takes_documents(bounds: list[int], q: Tensor, v: Tensor, *, states: bool) ->
 def refuses(q: Tensor, v: Tensor, *, gate: Gating, chunk_size: int, config: object = None) -> str | None:
     """Return why these kernels cannot run on q (B, H, T, d_qk) and v (B, H, T, d_hv), or None if they can."""
     del gate
-    if reason := refuses_device(q):
-        return reason
-    dtype = str(q.dtype).removeprefix("torch.")
-    if reason := refuses_dtype(dtype, tiling.DTYPES) or tiling.refuses_sizes(q.shape[-1], v.shape[-1], chunk_size):
-        return reason
-    return None if config is None else f"takes no config, not a {type(config).__name__}"
+    return refuses_tensors(q, v, chunk_size, config, tiling.refuses_sizes)
 
 
 def default_chunk_size(q: Tensor, v: Tensor, *, gate: Gating, backward: bool = True) -> int:

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from io import StringIO
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import pandas as pd
 import pytest
 from repository import SUPPORT
 from synthetic import row
+from waiting import wait_for
 
 from tflabench.bench import sweep as bench_sweep
 from tflabench.bench.sweep import Measured
@@ -118,19 +118,14 @@ def test_killed_in_the_middle_and_started_again_it_ends_with_one_row_a_point():
         stdout=subprocess.DEVNULL,
     )
     path = Path("out/journal.jsonl")
-    while not path.exists() or path.read_bytes().count(b"\n") < 4:
-        assert process.poll() is None
-        time.sleep(0.005)
+    wait_for(lambda: path.exists() and path.read_bytes().count(b"\n") >= 4, process)
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     process.kill()
     process.wait()
     before = path.read_bytes()
     closed = {row["point"]: row["comparison_id"] for row in journal() if row["closed"]}
     assert 0 < len(closed) < 12
-    deadline = time.monotonic() + 10
-    while any(Path(f"/proc/{child}").exists() for child in children):  # the worker goes with its parent
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_for(lambda: not any(Path(f"/proc/{child}").exists() for child in children))  # the worker goes with its parent
 
     sweep(*arguments)
     assert path.read_bytes().startswith(before[: before.rfind(b"\n") + 1])

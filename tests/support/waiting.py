@@ -8,7 +8,7 @@ from subprocess import Popen
 from typing import Any
 
 
-def wait_for(seen: Callable[[], Any], process: Popen[str] | None = None) -> Any:
+def wait_for(seen: Callable[[], Any], process: Popen[Any] | None = None) -> Any:
     """Return what is seen once it is true, while the process runs."""
     while not (result := seen()):
         assert process is None or process.poll() is None, process.communicate()

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from tflabench.theory.chunk_size import Tradeoff
+    from tflabench.theory.hardware import Gpu
 
 
 WIDTHS = "Head dimension of values and states; several, comma-separated, make one table."
@@ -68,7 +69,6 @@ def optimal_chunk(  # noqa: PLR0913  options
     and no tile shapes, and takes a call for one kernel. The calibrated model knows them, and --details has its L.
     Either curve is flat, so measure: tflabench sweep --preset chunk.
     """
-    from tflabench.conclusions import kernel_chunks
     from tflabench.theory import chunk_size as chunks
     from tflabench.theory.cost import GATES
 
@@ -119,10 +119,22 @@ def optimal_chunk(  # noqa: PLR0913  options
 
         write_drawn(runtime_over_chunk_size(tradeoff, recommended, title, memory_budget), plot)
 
-    kernels = kernel_chunks.optima(problem, gate, chip, tile, recommended)
-    sizes = {2**n for n in range(4, seq_len.bit_length()) if 2**n >= tile} | {recommended, chunk_size or recommended}
+    document = _document(chip, tradeoff, tile, recommended, chunk_size) | {"memory_budget_bytes": memory_budget}
+    emit(document, _text(title, tradeoff, document, chunk_size, details), as_json)
+
+
+def _document(chip: Gpu, tradeoff: Tradeoff, tile: int, recommended: int, chunk_size: int | None) -> dict[str, Any]:
+    """Return the answer for one GPU and problem, as --json prints it but for the memory budget."""
+    from tflabench.conclusions import kernel_chunks
+
+    problem = tradeoff.problem
+    kernels = kernel_chunks.optima(problem, tradeoff.gate, chip, tile, recommended)
+    sizes = {2**n for n in range(4, problem.seq_len.bit_length()) if 2**n >= tile} | {
+        recommended,
+        chunk_size or recommended,
+    }
     best = _at(tradeoff, recommended)
-    document = {
+    return {
         "flop_optimal": tradeoff.flop_optimal,
         "runtime_optimal": tradeoff.runtime_optimal,
         "overlapped_optimal": tradeoff.overlapped_optimal,
@@ -131,18 +143,16 @@ def optimal_chunk(  # noqa: PLR0913  options
         "predicted_ms_lower": best["ms_lower"],
         "predicted_ms_upper": best["ms_upper"],
         "memory_bytes": best["memory_bytes"],
-        "memory_budget_bytes": memory_budget,
         "tile": tile,
-        "gate": gate,
+        "gate": tradeoff.gate,
         "problem": asdict(problem),
         "gpu": asdict(chip),
         **kernels,
         "chunk_sizes": [_at(tradeoff, size) for size in sorted(sizes)],
-        "counts": counts,
-        "causal_factor": causal_factor,
+        "counts": tradeoff.counts,
+        "causal_factor": tradeoff.causal_factor,
         "state_bytes": tradeoff.state_bytes,
     }
-    emit(document, _text(title, tradeoff, document, chunk_size, details), as_json)
 
 
 def _best(tradeoff: Tradeoff, recommended: int) -> dict[str, Any]:
