@@ -17,7 +17,7 @@ from tflabench.baselines.packages import EINOPS, import_inner, refuse, require_c
 from tflabench.baselines.recurrences import decay_gradient_as_summed
 from tflabench.implementations.adapter import Case, Implementation, Owner, Unsupported, attention_inputs, decayed_inputs
 from tflabench.implementations.packages import installed, package_version
-from tflabench.problem import Problem
+from tflabench.problem import DRAWN_GATES, Problem
 from tflabench.theory import linear_attention
 from tflabench.theory.cost import Cost
 
@@ -52,6 +52,7 @@ class Op:
         name, title: of the implementation.
         module, function: where it is; the module below fla.ops.
         decay: what g is: none, a log decay a head or a channel, or a constant a head by this function of its index.
+        gates: as `Implementation.gates`.
         delta: whether it has the delta rule; it then takes beta.
         options: further arguments.
         broken_backward: whether fla refuses its backward pass on Hopper with the Triton versions that miscompile it.
@@ -67,6 +68,7 @@ class Op:
     module: str
     function: str
     decay: Literal["head", "channel"] | Callable[[Tensor, int], Tensor] | None = None
+    gates: str = DRAWN_GATES["normal"]
     delta: bool = False
     options: Mapping[str, object] | None = None
     broken_backward: bool = False
@@ -79,8 +81,8 @@ class Op:
 
 _DELTA = {"delta": True, "options": {"use_qk_l2norm_in_kernel": True}, "largest_d_qk": 256}
 OPS = (
-    Op("fla_gla", "GLA chunk", "gla", "chunk_gla", "channel", operation="gla"),
-    Op("fla_gla_fused", "GLA fused chunk", "gla", "fused_chunk_gla", "channel", operation="gla"),
+    Op("fla_gla", "GLA chunk", "gla", "chunk_gla", "channel", "weak", operation="gla"),
+    Op("fla_gla_fused", "GLA fused chunk", "gla", "fused_chunk_gla", "channel", "weak", operation="gla"),
     Op(
         "fla_simple_gla",
         "Simple GLA chunk",
@@ -130,7 +132,7 @@ OPS = (
         broken_backward=True,
         operation="gated_delta_net",
     ),
-    Op("fla_kda", "KDA chunk", "kda", "chunk_kda", "channel", **_DELTA),
+    Op("fla_kda", "KDA chunk", "kda", "chunk_kda", "channel", "strong", **_DELTA),
 )
 
 
@@ -283,6 +285,7 @@ def _implementation(op: Op) -> Implementation:
         tunes=True,
         majors=(8, 12),
         operation=op.operation,
+        gates=op.gates,
         bound=bound(op),
     )
 

@@ -83,6 +83,7 @@ IMPLEMENTATIONS = (
         compiles=True,
         majors=tiling.MAJORS,
         operation=bundled.GATED_LINEAR_ATTENTION.name,
+        gates=bundled.GATED_LINEAR_ATTENTION.gates,
         bound="channel_gates",
     ),
 )

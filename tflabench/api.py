@@ -39,7 +39,8 @@ class Axes(TypedDict, total=False):
         d_qk, d_hv: head dimensions; head_dim: both.
         chunk_size: L; None, or "auto", where the implementation chooses.
         dtype: "bfloat16", "float16", "float32" or "float64".
-        inputs: "normal", "standard" or "extreme".
+        inputs: "normal" or "standard".
+        gates: "weak", "usual", "medium", "strong" or "closing"; those of its family where it is left out.
         pass_: "fw", "fwbw", "both" or "decode".
     """
 
@@ -54,6 +55,7 @@ class Axes(TypedDict, total=False):
     chunk_size: AxisValues
     dtype: AxisValues
     inputs: AxisValues
+    gates: AxisValues
     pass_: AxisValues
 
 

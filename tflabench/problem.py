@@ -14,7 +14,9 @@ PASSES: tuple[Pass, ...] = ("fw", "fwbw", "decode")
 # Of a problem: what is more is a slip, and numbers made of it mean nothing.
 LARGEST = {"batch": 2**31, "heads": 2**20, "seq_len": 2**40, "d_qk": 2**16, "d_hv": 2**16}
 LARGEST_BYTES = 2**60
-INPUTS = ("normal", "standard", "extreme")
+INPUTS = ("normal", "standard")
+GATES = ("weak", "usual", "medium", "strong", "closing")
+DRAWN_GATES = {"normal": "usual", "standard": "medium"}  # where none are asked for, by `inputs`
 
 
 class InputError(ValueError):
@@ -32,6 +34,8 @@ class Problem:
         dtype: of q, k, v and the output: a key of DTYPE_BYTES.
         pass_: "fw", "fwbw" (forward and backward), or "decode" (one step from a state; seq_len is then 1).
         inputs: distribution of the inputs, by name (see `tflabench.implementations.adapter.draw`).
+        gates: strength of the forget gates, by name (see `tflabench.implementations.adapter.forget_gates`); None for
+            what `DRAWN_GATES` says. Constant decays, and operations without gates, take no notice.
         seed: of the inputs.
         heads_qk: heads of q and k, which divide those of v and of the gates; None for as many (then never a number).
     """
@@ -47,6 +51,7 @@ class Problem:
     inputs: str = "normal"
     seed: int = 0
     heads_qk: int | None = None
+    gates: str | None = None
 
     def __post_init__(self) -> None:
         for name, most in LARGEST.items():

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.nn.functional import logsigmoid
 
 from tflabench.bench.verify import verify
-from tflabench.implementations import bundled
-from tflabench.implementations.adapter import Unsupported
+from tflabench.implementations import bundled, registry
+from tflabench.implementations.adapter import Unsupported, forget_gates
 from tflabench.implementations.bundled import IMPLEMENTATIONS
 from tflabench.problem import Problem
 
@@ -35,18 +36,42 @@ def agreed(name: str, problem: Problem) -> set[str]:
 MLSTM = [impl.name for impl in IMPLEMENTATIONS if impl.family == "mlstm" and not impl.name.startswith("hopper")]
 
 
-@pytest.mark.parametrize("inputs", ["normal", "extreme"])
+@pytest.mark.parametrize("gates", ["usual", "closing"])
 @pytest.mark.parametrize("name", MLSTM)
-def test_agrees_with_its_oracle(name, inputs):
-    problem = (STEP if name.startswith("step") else SEQUENCE).with_(inputs=inputs)
+def test_agrees_with_its_oracle(name, gates):
+    problem = (STEP if name.startswith("step") else SEQUENCE).with_(gates=gates)
     wanted = {"forward"} if problem.pass_ == "decode" else {"forward", "dq", "dk", "dv", "di", "df"}
     assert agreed(name, problem) == wanted
 
 
-@pytest.mark.parametrize(("inputs", "mean"), [("normal", 3.0), ("standard", 0.0)])
-def test_forget_gates_are_open_unless_all_inputs_are_standard(inputs, mean):
-    f = BY_NAME["tfla_sig_xl"].build(SEQUENCE.with_(inputs=inputs, seq_len=4096), DEVICE).inputs["f"]
-    assert abs(float(f.detach().mean()) - mean) < 0.1
+@pytest.mark.parametrize(
+    ("name", "given", "mean"),
+    [
+        ("tfla_sig_xl", {}, -0.0758),  # of logsigmoid(x + 3)
+        ("tfla_sig_xl", {"inputs": "standard"}, -0.806),
+        ("tfla_sig_xl", {"inputs": "standard", "gates": "usual"}, -0.0758),
+        ("tfla_simple_gla_xl", {"gates": "medium"}, -0.806),
+        ("tfla_gla_xl", {}, -0.806 / 16),
+        ("fla_kda", {}, -2.5),
+    ],
+)
+def test_gates_are_those_of_the_family_unless_others_are_asked_for(name, given, mean):
+    impl = registry.get(name)
+    problem = impl.with_gates(SEQUENCE.with_(seq_len=4096, **given))
+    decays = logsigmoid(forget_gates(problem, DEVICE, "f", (2, 2, 4096), 2).detach())
+    assert abs(float(decays.mean()) / mean - 1) < 0.05
+
+
+def test_closing_gates_reset_all_heads_and_close_channels_for_a_while():
+    problem = SEQUENCE.with_(gates="closing")
+    g = forget_gates(problem, DEVICE, "g", (1, 2000, 2, 200), 1).detach()[0]
+    closed = g == -torch.inf
+    resets = closed.all(-1).all(-1)
+    assert 0.005 < float(resets.float().mean()) < 0.02
+    long = (closed & ~resets[:, None, None]).sum(0).float()  # by channel
+    assert 0 < int((long > 50).sum()) < 12
+    assert long.max() <= 100
+    assert abs(float(logsigmoid(g[~closed]).mean()) + 2.5) < 0.05  # the others are strong
 
 
 @pytest.mark.parametrize("form", ["tfla_{}_xl", "reference_{}", "step_{}"])

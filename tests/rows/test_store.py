@@ -307,3 +307,11 @@ def test_what_autotuners_chose_is_json_in_the_exports(folder):
     found = pd.read_parquet(folder / "rows.parquet").iloc[-1]
     assert (json.loads(found["tuned"]), json.loads(found["gpu_kernels"])) == (tuned, ["one", "two"])
     assert pd.read_parquet(folder / "rows.parquet")["tuned"].isna().tolist() == [True, True, False]
+
+
+def test_a_row_of_before_gates_were_an_axis_has_those_that_were_drawn_then():
+    old = {name: value for name, value in row("a").columns().items() if name != "gates"}
+    assert Row.model_validate(old).gates == "usual"
+    assert Row.model_validate(old | {"inputs": "standard"}).gates == "medium"
+    assert Row.model_validate(old | {"inputs": "extreme"}).gates is None
+    assert Row.model_validate(old | {"gates": "weak"}).problem.gates == "weak"

@@ -108,8 +108,8 @@ def test_an_automatic_chunk_size_that_is_given_too_is_measured_once():
 def test_paper_fig4_has_the_papers_settings():
     points = select_points(presets.load_preset("paper-fig4"), {}, ["sdpa"], "cuda")
     problems = {point.problem for point in points}
-    assert Problem(128, 32, 512, 128, 128, pass_="fw") in problems
-    assert Problem(1, 32, 65536, 128, 128, pass_="fwbw") in problems
+    assert Problem(128, 32, 512, 128, 128, pass_="fw", gates="usual") in problems
+    assert Problem(1, 32, 65536, 128, 128, pass_="fwbw", gates="usual") in problems
     assert len(problems) == 8 * 2
 
 
@@ -145,13 +145,33 @@ def test_each_head_size_is_a_comparison_where_an_implementation_stands_at_severa
 
 @pytest.mark.parametrize(
     "other",
-    [{"batch": 4}, {"seq_len": 256}, {"d_hv": 128}, {"dtype": "float32"}, {"pass_": "fwbw"}, {"inputs": "extreme"}],
+    [{"batch": 4}, {"seq_len": 256}, {"d_hv": 128}, {"dtype": "float32"}, {"pass_": "fwbw"}, {"inputs": "standard"}],
 )
 def test_another_size_dtype_pass_or_inputs_is_another_comparison(other):
     one = Problem(2, 2, 512, 64, 64)
     points = [Point(registry.get("sdpa"), one), Point(registry.get("hopper_sig"), one.with_(**other))]
     assert len(comparisons(points)) == 2
     assert len(comparisons([points[0], Point(registry.get("hopper_sig"), one.with_(chunk_size=128))])) == 1
+
+
+def test_each_strength_of_gates_is_a_comparison_where_an_implementation_stands_at_several():
+    one = Problem(2, 2, 512, 64, 64)
+    usual = [Point(registry.get(name), one) for name in ("hopper_sig", "tfla_gla_xl", "sdpa")]
+    assert [point.problem.gates for point in usual] == ["usual", "weak", "usual"]
+    assert len(comparisons(usual)) == 1
+    medium = [Point(registry.get(name), one.with_(gates="medium")) for name in ("hopper_sig", "tfla_gla_xl")]
+    assert [[p.problem.gates for p in one.points] for one in comparisons([*usual, *medium])] == [
+        ["usual", "usual"], ["weak"], ["medium", "medium"],
+    ]  # fmt: skip
+
+
+def test_a_point_is_named_as_before_where_its_gates_are_those_of_before():
+    one = Problem(2, 2, 512, 64, 64)
+    named = [Point(registry.get("hopper_sig"), one.with_(**given)).id for given in (
+        {}, {"gates": "usual"}, {"inputs": "standard"}, {"gates": "weak"}
+    )]  # fmt: skip
+    assert [id_.split("/bfloat16/")[1] for id_ in named] == ["normal0", "normal0", "standard0", "normal0/weak"]
+    assert Point(registry.get("tfla_gla_xl"), one).id.endswith("/normal0/weak")
 
 
 def test_sizes_come_in_the_order_in_which_they_are_given():

@@ -266,7 +266,7 @@ class Judgement:
     @property
     def points(self) -> list[dict[str, Any]]:
         """Return each match in plain values."""
-        shared = ("batch", "seq_len", "dtype", "inputs")
+        shared = ("batch", "seq_len", "dtype", "inputs", "gates")
         apart = (
             "implementation", "chunk_size", "heads", "d_qk", "d_hv", "status", "ms_median", "ms_min", "ms_p80",
             "samples", "peak_bytes", "throttled",

@@ -12,9 +12,9 @@ Format = Literal["markdown", "csv"]
 
 # Of the columns of a row, those that say what a point is and what came of it.
 COLUMNS = (
-    "implementation", "pass", "dtype", "batch", "heads", "seq_len", "d_qk", "d_hv", "chunk_size", "status", "ms_median",
-    "ms_p20", "ms_p80", "peak_bytes", "percent_of_bound", "percent_of_own_roofline", "rel_error", "noisy", "throttled",
-    "device", "node", "reason",
+    "implementation", "pass", "dtype", "gates", "batch", "heads", "seq_len", "d_qk", "d_hv", "chunk_size", "status",
+    "ms_median", "ms_p20", "ms_p80", "peak_bytes", "percent_of_bound", "percent_of_own_roofline", "rel_error", "noisy",
+    "throttled", "device", "node", "reason",
 )  # fmt: skip
 
 

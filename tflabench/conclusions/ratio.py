@@ -79,7 +79,8 @@ def questions(rows: Iterable[Row]) -> list[list[Row]]:
     """Return rows that answer the same question, small problems first.
 
     That is the same device, batch, length and embedding heads * d_hv (attention with 32 heads of 128 meets mLSTM with
-    16 of 256), unless an implementation ran with heads cut in several ways: then those are questions of their own.
+    16 of 256), unless an implementation ran with heads cut in several ways, or with several strengths of gates: then
+    those are questions of their own.
     """
     by_embedding = defaultdict(list)
     for row in rows:
@@ -88,12 +89,12 @@ def questions(rows: Iterable[Row]) -> list[list[Row]]:
     groups: list[list[Row]] = []
     for _, group in sorted(by_embedding.items()):
         cuts = defaultdict(set)
-        by_heads = defaultdict(list)
+        by_cut = defaultdict(list)
         for row in group:
-            heads = (row.heads_qk or row.heads, row.heads, row.d_qk, row.d_hv)
-            cuts[row.implementation].add(heads)
-            by_heads[heads].append(row)
-        groups += [group] if max(map(len, cuts.values())) == 1 else by_heads.values()
+            cut = (row.heads_qk or row.heads, row.heads, row.d_qk, row.d_hv, row.gates)
+            cuts[row.implementation].add(cut)
+            by_cut[cut].append(row)
+        groups += [group] if max(map(len, cuts.values())) == 1 else by_cut.values()
     return groups
 
 

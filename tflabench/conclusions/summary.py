@@ -148,13 +148,14 @@ def _fastest(groups: Sequence[Sequence[Row]], problems: int, rows: Iterable[Row]
         "heads": ("", heads),
         "dtype": ("", lambda row: row.dtype),
         "inputs": ("", lambda row: row.inputs),
+        "gates": ("", lambda row: row.gates or ""),
     }
     best = [group[0] for group in groups]
     values = {name: {value(row) for row in best} for name, (_, value) in sizes.items()}
     shared = [
         f"{name} {value_of_all}"
         for name, (value_of_all, *more) in values.items()
-        if not more and value_of_all != "normal"
+        if not more and value_of_all not in ("normal", "usual")
     ]
     count = f"{len(groups)} of " * (len(groups) < problems) + f"{problems} problem{'s' * (problems > 1)}"
     yield Text(plain(f"Fastest kernels, {count}: {', '.join(shared)}"), "bold")

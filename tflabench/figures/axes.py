@@ -12,7 +12,7 @@ import numpy as np
 from tflabench.figures.captions import compact, shorten
 from tflabench.figures.facets import Slice
 from tflabench.figures.model import Axis, Band, Curve, Item
-from tflabench.figures.quantities import AXES
+from tflabench.figures.quantities import AXES, WORDS
 
 MOST_TICKS = 7  # that fit below a panel 45 mm wide
 CROSS_LEVEL = 0.045  # of a panel's height, from one row of crosses at its top to the next
@@ -30,9 +30,10 @@ class SweptAxis(NamedTuple):
 
 def swept(part: Slice) -> SweptAxis:
     """Return the x axis of a slice: logarithmic unless the values are evenly spaced."""
-    values = sorted(part.rows[part.axis].dropna().unique())
+    order = WORDS.get(part.axis, ())
+    values = sorted(part.rows[part.axis].dropna().unique(), key=order.index if order else None)
     label = _label(part)
-    if part.axis == "dtype":
+    if part.axis in WORDS:
         ticks = tuple((float(n), str(value)) for n, value in enumerate(values))
         places = {value: float(n) for n, value in enumerate(values)}
         axis = Axis(label, "linear", (-0.5, len(values) - 0.5), ticks)

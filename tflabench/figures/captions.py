@@ -12,19 +12,16 @@ import pandas as pd
 
 from tflabench.figures.looks import Look
 from tflabench.figures.quantities import Rows, days, plain
+from tflabench.problem import DRAWN_GATES
 
 NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e[+-]\d+)?")
 LONGEST = 110  # letters of a reason
+USUAL = DRAWN_GATES["normal"]  # which no caption mentions
 
 
 def caption(rows: Rows, axis: str | None = None) -> str:
     """Return what all rows of a figure have in common, units included: "batch 8 · 16 heads of 256 · ..."."""
     parts = []
-
-    def common(column: pd.Series) -> Any:
-        values = column.dropna().to_numpy()
-        return values[0] if len(values) and (values == values[0]).all() else None
-
     if axis != "seq_len" and (seq_len := common(rows["seq_len"])):
         parts.append(f"T = {plain(seq_len)}")
     if axis != "batch" and (batch := common(rows["batch"])):
@@ -44,23 +41,32 @@ def caption(rows: Rows, axis: str | None = None) -> str:
         parts.append(f"d_qk = {ratio:g} d_hv")
     if axis != "chunk_size" and (chunk_size := common(rows["chunk_size"])):
         parts.append(f"L = {plain(chunk_size)}")
-    if axis != "dtype" and (dtype := common(rows["dtype"])):
-        parts.append(str(dtype))
+    for column, words in (("dtype", "{}"), ("gates", "{} gates")):
+        if axis != column and (value := common(rows[column])) and value != USUAL:
+            parts.append(words.format(value))
     return ", ".join(parts)
 
 
+def common(column: pd.Series) -> Any:
+    """Return the one value that a column has, but for missing ones; None where it has several, or none."""
+    values = column.dropna().to_numpy()
+    return values[0] if len(values) and (values == values[0]).all() else None
+
+
 def legend_name(look: Look, name: str, rows: Rows) -> str:
-    """Return the title, with heads, dimensions or chunk size if it has just one and implementations differ in them."""
+    """Return the title, with heads, dimensions, chunk size or gates if it has just one and implementations differ."""
     extra = []
     of_it = rows[rows["implementation"] == name]
     sizes = {
         column: of_it[column].nunique() == 1 and rows[column].nunique() > 1
-        for column in ("heads", "d_hv", "chunk_size")
+        for column in ("heads", "d_hv", "chunk_size", "gates")
     }
     if sizes["heads"] and sizes["d_hv"]:
         extra.append(f"{plain(of_it['heads'].iloc[0])}×{plain(of_it['d_hv'].iloc[0])}")
     if sizes["chunk_size"]:
         extra.append(f"L {plain(of_it['chunk_size'].dropna().iloc[0])}")
+    if sizes["gates"] and (gates := of_it["gates"].dropna().iloc[0]) != USUAL:
+        extra.append(f"{gates} gates")
     return f"{look.title} ({', '.join(extra)})" if extra else look.title
 
 

@@ -22,6 +22,7 @@ from tflabench.figures.quantities import (
     PASSES,
     QUANTITIES,
     RUNTIME,
+    WORDS,
     Quantity,
     Rows,
     by_pass,
@@ -172,7 +173,7 @@ def curve(chart: Chart, x: SweptAxis, line: Columns, name: str) -> list[Curve]:
     return [
         Curve(
             label, x.position(line[axis]), y, ink, role,
-            joined=axis != "dtype",  # nothing lies between two data types
+            joined=axis not in WORDS,  # nothing lies between two data types
             spread=spread,
             hollow=flagged(line, quantity).tolist() if lit else (),
             rows=line["index"].tolist(),
@@ -184,7 +185,7 @@ def curve(chart: Chart, x: SweptAxis, line: Columns, name: str) -> list[Curve]:
 def _band(chart: Chart, x: SweptAxis, line: Columns) -> list[Band]:
     low, high = (line[column] / chart.size for column in chart.quantity.theory or ())
     finite = line["known"] & ~np.isnan(low) & ~np.isnan(high)
-    if not finite.any() or chart.part.axis == "dtype":
+    if not finite.any() or chart.part.axis in WORDS:
         return []
     colour = chart.looks[str(chart.leader)].ink.colour
     return [Band(x.position(line[chart.part.axis][finite]), low[finite], high[finite], colour)]

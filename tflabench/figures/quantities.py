@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from tflabench.problem import GATES
+
 Rows = Any  # a pandas DataFrame, columns as store.Row: pandas infers the types of columns too loosely to check
 
 # Column of a row -> axis label. In this order axes are drawn; one that follows from those before it is not.
@@ -20,7 +22,9 @@ AXES = {
     "heads": "number of heads",
     "batch": "batch size [sequences]",
     "dtype": "data type",
+    "gates": "strength of the forget gates",
 }
+WORDS = {"dtype": (), "gates": GATES}  # axes of words, which have no order of numbers: the order of those that have one
 # Pass -> title of its panel, in the order of panels.
 PASSES = {"fw": "forward", "fwbw": "forward + backward", "decode": "decode, one step"}
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from tflabench.implementations.packages import taken_as_installed
-from tflabench.problem import INPUTS, InputError, Problem
+from tflabench.problem import DRAWN_GATES, INPUTS, InputError, Problem
 
 if TYPE_CHECKING:
     import torch
@@ -50,7 +50,10 @@ OURS = Owner("ours", "vermilion", "ours")
 PYTORCH = Owner("PyTorch", "sky", "reference")
 ATTENTION = Owner("softmax attention", "black", in_sentences=False)
 OTHERS = Owner("others", "orange", in_sentences=False)
-OPEN = 3.0  # what is added to pre-activations of forget gates: mostly open, as trained models have them
+OPEN = 3.0  # what is added to pre-activations of usual forget gates: mostly open, as trained models have them
+WEAK = 16  # by which layers of GLA divide log decays
+STRONG = -5.0  # least log decay of KDA
+CLOSED_SHARE, CLOSED_STEPS = 0.01, 100  # of steps, and of channels; how long a channel is closed
 
 
 class Unsupported(Exception):  # noqa: N818  public
@@ -142,6 +145,7 @@ class Implementation:
         workspace_bytes: problem -> memory beside inputs, outputs, their gradients and states; None for nothing to speak
             of.
         usual_chunk_size: problem -> the chunk size that it takes where none is given; None where models choose it.
+        gates: strength of its forget gates where none is asked for (see `forget_gates`).
         counts: which gates of `theory.cost` it is counted as; None is `gate`, or "sig".
         tried: place in the order in which `implementation="auto"` of its operation tries kernels; None for no kernel of
             ours.
@@ -175,6 +179,7 @@ class Implementation:
     shared_bytes: Callable[[Problem, tuple[int, int]], int] | None = None
     workspace_bytes: Callable[[Problem], float] | None = None
     usual_chunk_size: Callable[[Problem], int] | None = None
+    gates: str = DRAWN_GATES["normal"]
     counts: str | None = None
     tried: int | None = None
     groups: bool = False
@@ -198,6 +203,11 @@ class Implementation:
     def counted_as(self) -> str:
         """Return which gates of `theory.cost` it is counted as."""
         return self.counts or self.gate or "sig"
+
+    def with_gates(self, problem: Problem) -> Problem:
+        """Return the problem with the strength of gates that it is drawn with here."""
+        usual = self.gates if problem.inputs == "normal" else DRAWN_GATES.get(problem.inputs)
+        return problem if problem.gates else problem.with_(gates=usual)
 
     def refusal(self, problem: Problem, device: str, capability: tuple[int, int] | None = None) -> str | None:
         """Return why it cannot run on a device of this compute capability, as far as that can be told from here."""
@@ -249,39 +259,73 @@ def needs_capability(lowest: int, highest: int, capability: tuple[int, int]) -> 
     return f"needs a GPU of compute capability {wanted}, not {capability[0]}.{capability[1]}"
 
 
-def draw(
-    problem: Problem,
-    device: torch.device,
-    shapes: Mapping[str, Sequence[int]],
-    shift: Mapping[str, float] | None = None,
-) -> dict[str, Tensor]:
+def draw(problem: Problem, device: torch.device, shapes: Mapping[str, Sequence[int]]) -> dict[str, Tensor]:
     """Leaf tensors of `problem.dtype`, by name; `requires_grad` when the pass is "fwbw".
 
     A name draws the same numbers in every implementation and dtype (up to rounding): its own seed is made of
-    `problem.seed` and the name. The distributions, `problem.inputs`:
-
-    - "normal": every value from N(shift, 1), shift being 0 where none is given;
-    - "standard": every value from N(0, 1), as the error table of the answers to the paper's reviews has them;
-    - "extreme": the same, but two in three of the gates "i" and "f" are shut, -30, or wide open, 30.
+    `problem.seed` and the name. Both `problem.inputs`, "normal" and "standard", draw every value from N(0, 1); forget
+    gates are then the usual ones, or N(0, 1) too, as the error table of the answers to the paper's reviews has them.
 
     Raises:
-        InputError: `problem.inputs` is none of them.
+        InputError: `problem.inputs` is neither.
     """
     import torch
 
     if problem.inputs not in INPUTS:
         raise InputError(f"inputs is {problem.inputs!r}: it must be one of {', '.join(INPUTS)}")
-    if shift is None or problem.inputs == "standard":
-        shift = {}
     leaves = {}
     for name, shape in shapes.items():
-        generator = torch.Generator(device).manual_seed(problem.seed * 2**32 + zlib.crc32(name.encode()))
-        values = torch.randn(tuple(shape), generator=generator, device=device) + shift.get(name, 0.0)
-        if problem.inputs == "extreme" and name in ("i", "f"):
-            kinds = torch.randint(-1, 2, tuple(shape), generator=generator, device=device)
-            values = torch.where(kinds == 0, values, 30.0 * kinds)
+        values = torch.randn(tuple(shape), generator=_generator(problem, name, device), device=device)
         leaves[name] = values.to(getattr(torch, problem.dtype)).requires_grad_(problem.pass_ == "fwbw")
     return leaves
+
+
+def forget_gates(problem: Problem, device: torch.device, name: str, shape: Sequence[int], steps: int) -> Tensor:
+    """Draw a leaf of pre-activations, whose log sigmoid is the log decay of a step, as strong as `problem.gates` says.
+
+    Of x from N(0, 1) the log decays are
+
+    - "weak": logsigmoid(x) / 16, as layers of GLA have them;
+    - "usual": logsigmoid(x + 3), as mLSTM and other scalar gates;
+    - "medium": logsigmoid(x);
+    - "strong": -5 sigmoid(x), as KDA with its lower bound;
+    - "closing": the strong ones, but -inf in 1 of 100 steps, and for 100 steps in 1 of 100 channels (of the heads,
+      where these have one gate each), as at the ends of documents.
+
+    Args:
+        name: of the input, which the numbers depend on.
+        steps: dimension of time in `shape`; batch is the first.
+    """
+    import torch
+    from torch.nn.functional import logsigmoid
+
+    generator = _generator(problem, name, device)
+    x = torch.randn(tuple(shape), generator=generator, device=device)
+    strength = problem.gates or DRAWN_GATES[problem.inputs]
+    if strength in ("usual", "medium"):
+        x = x + OPEN * (strength == "usual")
+    else:
+        decay = logsigmoid(x) / WEAK if strength == "weak" else STRONG * torch.sigmoid(x)
+        x = decay - torch.log(-torch.expm1(decay))
+    if strength == "closing":
+
+        def uniform(*whole: int) -> Tensor:
+            """Return a number for each place, alike along the dimensions that are `whole`."""
+            size = [1 if at in whole else length for at, length in enumerate(shape)]
+            return torch.rand(size, generator=generator, device=device)
+
+        step = torch.arange(shape[steps], device=device).view([-1 if at == steps else 1 for at in range(len(shape))])
+        since = step - (uniform(steps) * shape[steps]).long()
+        channel = (uniform(steps) < CLOSED_SHARE) & (since >= 0) & (since < CLOSED_STEPS)
+        reset = uniform(*(at for at in range(1, len(shape)) if at != steps)) < CLOSED_SHARE
+        x = x.masked_fill(channel | reset, -torch.inf)
+    return x.to(getattr(torch, problem.dtype)).requires_grad_(problem.pass_ == "fwbw")
+
+
+def _generator(problem: Problem, name: str, device: torch.device) -> torch.Generator:
+    import torch
+
+    return torch.Generator(device).manual_seed(problem.seed * 2**32 + zlib.crc32(name.encode()))
 
 
 def attention_inputs(
@@ -289,7 +333,7 @@ def attention_inputs(
 ) -> dict[str, Tensor]:
     """Draw q, k (B, T, heads of q and k, d_qk), v (B, T, H, d_hv), and gates (B, T, H, ...) by name.
 
-    Forget gates and decays, "f" and "g", are mostly open, as trained models have them.
+    Forget gates and decays, "f" and "g", are drawn by `forget_gates`.
 
     Args:
         layout: "bhtd" has heads before time in all of them.
@@ -303,7 +347,10 @@ def attention_inputs(
     shapes: dict[str, Sequence[int]] = dict.fromkeys("qk", (*tokens(problem.heads // problem.group), problem.d_qk))
     shapes["v"] = (*tokens(problem.heads), problem.d_hv)
     shapes |= {name: (*tokens(problem.heads), *rest) for name, rest in gates.items()}
-    return draw(problem, device, shapes, dict.fromkeys("fg", OPEN))
+    steps = 1 if layout == "bthd" else 2
+    drawn = draw(problem, device, {name: shape for name, shape in shapes.items() if name not in ("f", "g")})
+    drawn |= {name: forget_gates(problem, device, name, shapes[name], steps) for name in ("f", "g") if name in gates}
+    return {name: drawn[name] for name in shapes}
 
 
 def decayed_inputs(problem: Problem, device: torch.device, **gates: tuple[int, ...]) -> dict[str, Tensor]:

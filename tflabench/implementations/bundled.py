@@ -407,7 +407,7 @@ RECURRENCES = (
     ),
 )  # fmt: skip
 GATED_LINEAR_ATTENTION = Recurrence(
-    "gla", "GLA", "gla", GLA, gla_inputs, CHANNEL_GATES, decays=1, counts="gla", bound="channel_gates",
+    "gla", "GLA", "gla", GLA, gla_inputs, CHANNEL_GATES, gates="weak", decays=1, counts="gla", bound="channel_gates",
     oracle_chunk_size=16,  # its memory grows as T L d_qk
 )  # fmt: skip
 

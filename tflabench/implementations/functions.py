@@ -45,6 +45,7 @@ def implementation_of(name: str, compute: Callable[..., Tensor], operation: str)
         partial(_build, compute, op),
         refuse_decode,
         cost=partial(counted_cost, op),
+        gates=op.gates,
         counts=op.counts,
         bound=op.bound,
         operation=op.name,

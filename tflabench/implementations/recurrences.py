@@ -23,7 +23,7 @@ from tflabench.implementations.adapter import (
 from tflabench.implementations.mlstm import ORACLE_CHUNK_SIZE
 from tflabench.kernels import families
 from tflabench.kernels.types import ChunkSize, Gating
-from tflabench.problem import Problem
+from tflabench.problem import DRAWN_GATES, Problem
 from tflabench.theory.call_cost import call_cost
 from tflabench.theory.cost import GATES, Cost, GateCounts
 
@@ -65,6 +65,7 @@ class Recurrence:
         variants: by implementation of the operation.
         options: its other arguments.
         queries, values: which arguments are q and v.
+        gates: strength of its forget gates where none is asked for (see `adapter.forget_gates`).
         decays: values of its gates read a step and head.
         shared: whether all heads have the same q and k, whatever the problem says.
         counts: which gates of `theory.cost` it is counted as.
@@ -82,6 +83,7 @@ class Recurrence:
     family: Family = "linear_attention"
     queries: str = "q"
     values: str = "v"
+    gates: str = DRAWN_GATES["normal"]
     decays: int = 0
     shared: bool = False
     counts: str = "sig"
@@ -194,6 +196,7 @@ def implementation(op: Recurrence, kernels: str) -> Implementation:
         cost=partial(variant.cost, op),
         modelled=algorithm and Modelled(algorithm, op.counts, gate_gradients=op.decays > 0, shared=op.shared),
         operation=op.name,
+        gates=op.gates,
         counts=op.counts,
         bound=op.bound,
         tried=list(op.variants).index(kernels) if variant.facts.get("owner") is OURS else None,

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from tflabench.problem import Pass, Problem
+from tflabench.problem import DRAWN_GATES, Pass, Problem
 
 SCHEMA_VERSION = 4
 MOST = 2**63  # integers of a table are smaller
@@ -46,6 +46,8 @@ class Row(BaseModel):
         tuned: what autotuners chose: "choices" by kernel, "tried" of "configurations". None without autotuners.
         gpu_kernels: names of the kernels that a call launched, as the profiler saw them. None on a CPU.
         heads_qk: heads of q and k, where these are fewer than `heads`, which are of v.
+        gates: strength of the forget gates as they were drawn; of no meaning to operations without. Rows of before this
+            was recorded have what was drawn then.
         extra_bytes: the peak minus what was there before the call: inputs, and the output gradient.
         ceilings: the matrix rate and bandwidth behind the bounds and percentages: provenance and source.
         percent_of_bound: the bound of the problem over the median, whatever the implementation does: each input read
@@ -91,6 +93,7 @@ class Row(BaseModel):
     chunk_size: int | None = Field(default=None, ge=1, lt=MOST)
     dtype: str
     inputs: str
+    gates: str | None = Field(default_factory=lambda columns: DRAWN_GATES.get(columns.get("inputs", "")))
     seed: int
     device: str
     status: Status

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tflabench.implementations import registry
-from tflabench.problem import DTYPE_BYTES, INPUTS, PASSES, InputError, Problem
+from tflabench.problem import DTYPE_BYTES, GATES, INPUTS, PASSES, InputError, Problem
 
 Values = tuple[int | str | None, ...]
 
@@ -14,7 +14,7 @@ INTEGER_AXES = (
     "seq_len", "d_hv", "d_qk", "head_dim", "heads", "heads_qk", "batch", "tokens", "embedding", "chunk_size",
 )  # fmt: skip
 MAX_VALUES = 1000  # of one range: more is a slip
-WORDS = {"dtype": DTYPE_BYTES, "inputs": INPUTS}  # of the axes that take them
+WORDS = {"dtype": DTYPE_BYTES, "inputs": INPUTS, "gates": GATES}  # of the axes that take them
 AXES = (*INTEGER_AXES, *WORDS, "pass")
 # Of a plan, the slowest first; an axis that sets another stands before it.
 ORDER = (
@@ -94,7 +94,7 @@ def resolve(values: Mapping[str, Any]) -> Problem:
     Raises:
         InputError: a size is missing or below 1, or tokens or embedding are no multiple of seq_len or d_hv.
     """
-    sizes = {axis: values[axis] for axis in ("seq_len", "chunk_size", "dtype", "inputs") if axis in values}
+    sizes = {axis: values[axis] for axis in ("seq_len", "chunk_size", *WORDS) if axis in values}
     for axis in ("d_qk", "d_hv"):
         sizes[axis] = values.get(axis, values.get("head_dim"))
     for axis in ("seq_len", "d_qk", "d_hv"):

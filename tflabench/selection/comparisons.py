@@ -9,7 +9,7 @@ from tflabench.implementations import registry
 from tflabench.problem import Problem
 from tflabench.selection.points import Point
 
-HeadSize = tuple[int, int, int]
+Cut = tuple[int, int, int, str | None]
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,9 @@ class Comparison:
 def comparisons(points: Iterable[Point]) -> list[Comparison]:
     """Group points into comparisons, in the order in which the first point of each stands; ours come first in each.
 
-    Heads may differ within one: attention with 32 heads of 128 meets an mLSTM with 16 of 128/256. Where an
-    implementation stands at several head sizes, each head size is a comparison of its own.
+    Heads and strengths of gates may differ within one: attention with 32 heads of 128 meets an mLSTM with 16 of
+    128/256, and a GLA whose gates are weaker. Where an implementation stands at several of these, each is a comparison
+    of its own.
     """
     together: dict[tuple[object, ...], list[Point]] = {}
     for point in points:
@@ -49,17 +50,18 @@ def comparisons(points: Iterable[Point]) -> list[Comparison]:
     return [
         Comparison(tuple(sorted(part, key=lambda point: rank[point.implementation.name])))
         for group in together.values()
-        for part in _by_head_size(group)
+        for part in _by_cut(group)
     ]
 
 
-def _by_head_size(group: Sequence[Point]) -> list[list[Point]]:
-    of_implementation: dict[str, set[HeadSize]] = {}
-    of_size: dict[HeadSize, list[Point]] = {}
+def _by_cut(group: Sequence[Point]) -> list[list[Point]]:
+    of_implementation: dict[str, set[Cut]] = {}
+    of_cut: dict[Cut, list[Point]] = {}
     for point in group:
-        size = (point.problem.heads, point.problem.d_qk, point.problem.d_hv)
-        of_implementation.setdefault(point.implementation.name, set()).add(size)
-        of_size.setdefault(size, []).append(point)
+        p = point.problem
+        cut = (p.heads, p.d_qk, p.d_hv, p.gates)
+        of_implementation.setdefault(point.implementation.name, set()).add(cut)
+        of_cut.setdefault(cut, []).append(point)
     if max(map(len, of_implementation.values())) == 1:
         return [list(group)]
-    return list(of_size.values())
+    return list(of_cut.values())

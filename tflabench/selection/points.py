@@ -10,20 +10,21 @@ from typing import Any
 
 from tflabench.implementations import registry
 from tflabench.implementations.adapter import Implementation
-from tflabench.problem import PASSES, InputError, Problem
+from tflabench.problem import DRAWN_GATES, PASSES, InputError, Problem
 from tflabench.selection.axes import ORDER, Values, overlay, resolve
 from tflabench.selection.presets import Group, Preset
 
 
 @dataclass(frozen=True)
 class Point:
-    """An implementation at a problem, which `id` names."""
+    """An implementation at a problem, which `id` names; without gates asked for, they are those of its family."""
 
     implementation: Implementation
     problem: Problem
     id: str = field(init=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "problem", self.implementation.with_gates(self.problem))
         object.__setattr__(self, "id", point_id(self.implementation, self.problem))
 
 
@@ -109,7 +110,7 @@ def _place(problem: Problem, given: Mapping[str, Values]) -> tuple[Any, ...]:
     p = problem
     values = {"tokens": p.tokens, "head_dim": p.d_hv, "embedding": p.heads * p.d_hv, **p.columns()}
     small_to_large = {**p.columns(), "pass": PASSES.index(p.pass_), "chunk_size": p.chunk_size or 0}
-    small_to_large["heads_qk"] = p.heads // p.group
+    small_to_large |= {"heads_qk": p.heads // p.group, "gates": None}  # families differ in their gates
 
     def place(axis: str) -> Any:
         if axis not in given:
@@ -124,4 +125,5 @@ def point_id(impl: Implementation, problem: Problem) -> str:
     p = problem
     heads = f"H{p.heads}" if p.heads_qk is None else f"H{p.heads_qk}:{p.heads}"
     size = f"B{p.batch}/{heads}/T{p.seq_len}/qk{p.d_qk}/hv{p.d_hv}/L{p.chunk_size or 'auto'}"
-    return f"{impl.name}/{p.pass_}/{size}/{p.dtype}/{p.inputs}{p.seed}"
+    gates = "" if impl.with_gates(p).gates == DRAWN_GATES.get(p.inputs) else f"/{impl.with_gates(p).gates}"
+    return f"{impl.name}/{p.pass_}/{size}/{p.dtype}/{p.inputs}{p.seed}{gates}"

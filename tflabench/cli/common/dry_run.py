@@ -90,7 +90,7 @@ def _text(document: dict[str, Any], full: bool) -> Iterator[RenderableType]:
 
 def _points_table(selection: Sequence[dict[str, Any]]) -> FittedTable:
     """Return a line a point; those that cannot run are dim and say why."""
-    later = {"inputs": 4, "heads_qk": 4, "family": 3, "gate": 3, "seconds": 1, "refused": 1}
+    later = {"inputs": 4, "gates": 4, "heads_qk": 4, "family": 3, "gate": 3, "seconds": 1, "refused": 1}
     columns = [
         TableColumn("memory", lambda row: size_in_words(row["bytes"]), ">", drop=2)
         if name == "bytes"
