@@ -9,23 +9,22 @@ A Python block that begins with a comment such as `# my_kernel.py` is that file,
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 import tomllib
-from collections.abc import Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import commands
 import pytest
 import torch
 from repository import ROOT
 from typer.main import get_command
+from typer.testing import Result
 
 import tflabench
 from tflabench.cli.main import app
@@ -159,46 +158,32 @@ def file_name(block: Block) -> str | None:
 
 
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory) -> Any:
-    """Run the commands of all pages, those of a page one after the other, two pages at a time."""
-    cache = tmp_path_factory.mktemp("cache")
-    path = tmp_path_factory.mktemp("bin")
-    tool = path / "tflabench"
-    tool.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m tflabench "$@"\n')
-    tool.chmod(0o755)
-    environment = os.environ | {
-        "PATH": f"{path}{os.pathsep}{os.environ['PATH']}",
-        "PYTHONPATH": str(ROOT),
-        "CUDA_VISIBLE_DEVICES": "",
-        "XDG_CACHE_HOME": str(cache),
-        "TFLABENCH_CACHE_DIR": str(cache),
-        "TMPDIR": str(cache),  # where sweeps wait for each other: these need no quiet machine
-        "COLUMNS": "120",
-        "NO_COLOR": "1",
-    }
-
-    def run_all(page: Path) -> dict[Command, subprocess.CompletedProcess[str]]:
-        folder = workplace(page, tmp_path_factory.mktemp(page.stem))
+def ran(tmp_path_factory) -> Iterator[dict[Command, Result]]:
+    """Run the commands of all pages, those of a page one after the other in a folder of its own."""
+    with pytest.MonkeyPatch.context() as patch:
+        commands.on_a_cpu(tmp_path_factory.mktemp("here"), patch)
+        patch.setattr(sys, "path", list(sys.path))  # plugins add theirs
         done = {}
-        for command in RUN:
-            if command.page == page:
-                words = list(command.words)
-                if words[1] == "sweep" and "--dry-run" not in words:
-                    words += [*TINY, "--device", "cpu"]
-                done[command] = subprocess.run(
-                    words, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False
-                )
-        return done
+        for page in dict.fromkeys(command.page for command in RUN):
+            patch.chdir(workplace(page, tmp_path_factory.mktemp(page.stem)))
+            for command in RUN:
+                if command.page == page:
+                    done[command] = run(command.words[1:], patch)
+        yield done
 
-    with ThreadPoolExecutor(2) as pool:
-        pages: dict[Path, Future] = {page: pool.submit(run_all, page) for page in dict.fromkeys(c.page for c in RUN)}
-        yield lambda command: pages[command.page].result()[command]
+
+def run(words: Sequence[str], patch: pytest.MonkeyPatch) -> Result:
+    for name, empty in (("_plugged", []), ("_by_plugin", {})):
+        patch.setattr(registry, name, empty)
+    if words[0] == "sweep" and "--dry-run" not in words:
+        words = [*words, *TINY, "--device", "cpu"]
+    return commands.run(*words, COLUMNS="120", NO_COLOR="1")
 
 
 @pytest.mark.parametrize("command", RUN, ids=str)
 def test_a_command_does_what_the_page_says(command, ran):
-    done = ran(command)
-    assert done.returncode == command.exit_code, done.stderr
+    done = ran[command]
+    assert done.exit_code == command.exit_code, done.stderr
     printed = iter(" ".join(line.split()) for line in done.stdout.splitlines())
     for line in command.output:
         assert " ".join(line.split()) in printed, f"{line!r} is not in its place in\n{done.stdout}"

@@ -7,13 +7,18 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
+import commands
 import pandas as pd
 import pytest
+from forked_workers import fork_workers
 from repository import SUPPORT
 from synthetic import row
+from typer.testing import Result
 from waiting import wait_for
 
 from tflabench.bench import sweep as bench_sweep
@@ -36,38 +41,26 @@ def _apart(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("TMPDIR", str(tmp_path))  # or it waits for sweeps of tests beside it
-    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(registry, "_plugged", [])
+    monkeypatch.setattr(registry, "_by_plugin", {})
+    fork_workers(monkeypatch)
     store_ceilings(detect("cpu").name, "float32", Ceilings(1e11, 1e10, "measured", "test"))
 
 
-def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "tflabench", *arguments]
-
-
-def run(*arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(command(*arguments), capture_output=True, text=True, timeout=120)
-    assert done.returncode == code, done.stderr + done.stdout
+def run(*arguments: str, code: int = 0) -> Result:
+    done = commands.run(*arguments, COLUMNS="200")
+    assert done.exit_code == code, done.output
     return done
 
 
-def sweep(*arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+def sweep(*arguments: str, code: int = 0) -> Result:
     return run(*SWEEP, *arguments, code=code)
 
 
-@pytest.fixture
-def invoke(capsys, monkeypatch):
-    """Run a command in this process, for what ends before a worker starts: (exit code, stdout, stderr)."""
-    from tflabench.cli.main import app
-    from tflabench.implementations import registry
-
-    monkeypatch.setattr(registry, "_plugged", [])
-
-    def invoke(*arguments: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as end:
-            app(list(arguments))
-        return int(end.value.code or 0), *capsys.readouterr()
-
-    return invoke
+def process(*arguments: str, **options: Any) -> subprocess.Popen[str]:
+    """A sweep as a user starts it."""
+    return subprocess.Popen([sys.executable, "-m", "tflabench", *SWEEP, *arguments], text=True, **options)
 
 
 def journal() -> list[dict]:
@@ -111,26 +104,22 @@ def test_every_fault_costs_one_row():
 
 
 def test_killed_in_the_middle_and_started_again_it_ends_with_one_row_a_point():
-    arguments = ["--impl", "fine", "-a", "head_dim=16", "-a", "seq_len=16:96:+16"]
-    process = subprocess.Popen(
-        command(*SWEEP, *arguments),
-        stderr=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-    )
+    arguments = ["--impl", "fine", "-a", "head_dim=16", "--pass", "fw", "-a", "seq_len=16:64:+16"]
+    driver = process(*arguments, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     path = Path("out/journal.jsonl")
-    wait_for(lambda: path.exists() and path.read_bytes().count(b"\n") >= 4, process)
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    process.kill()
-    process.wait()
+    wait_for(lambda: path.exists() and path.read_bytes().count(b"\n") >= 2, driver)
+    children = Path(f"/proc/{driver.pid}/task/{driver.pid}/children").read_text().split()
+    driver.kill()
+    driver.wait()
     before = path.read_bytes()
     closed = {row["point"]: row["comparison_id"] for row in journal() if row["closed"]}
-    assert 0 < len(closed) < 12
+    assert 0 < len(closed) < 4
     wait_for(lambda: not any(Path(f"/proc/{child}").exists() for child in children))  # the worker goes with its parent
 
     sweep(*arguments)
     assert path.read_bytes().startswith(before[: before.rfind(b"\n") + 1])
     rows = read_rows("out").set_index("point")
-    assert len(rows) == 12
+    assert len(rows) == 4
     assert rows["closed"].all()
     assert set(rows["status"]) == {"ok"}
     assert dict(rows["comparison_id"][list(closed)]) == closed  # what was closed was not measured twice
@@ -141,18 +130,17 @@ HIDDEN, SHOWN = "\x1b[?25l", "\x1b[?25h"  # the cursor
 
 
 def test_interrupted_it_keeps_what_it_has():
-    process = subprocess.Popen(
-        command(*SWEEP, "--impl", "fine,hangs", *TINY),
+    driver = process(
+        *("--impl", "fine,hangs", *TINY),
         stderr=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
-        text=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
-    assert process.stderr
-    assert any(line.lstrip().startswith("fine") for line in process.stderr)  # the next one hangs
-    process.send_signal(signal.SIGINT)
-    said = process.stderr.read()
-    assert process.wait() == 130
+    assert driver.stderr
+    assert any(line.lstrip().startswith("fine") for line in driver.stderr)  # the next one hangs
+    driver.send_signal(signal.SIGINT)
+    said = driver.stderr.read()
+    assert driver.wait() == 130
     assert "Interrupted: 0 of 4 points are safe; the same command goes on. Provisional rows that are kept: " in said
     assert "Traceback" not in said
     assert Path("out/rows.parquet").exists()
@@ -192,7 +180,7 @@ def test_the_check_takes_as_long_as_it_is_given():
 
 @pytest.mark.skipif(os.path.exists("/dev/nvidia0"), reason="there is a GPU")
 def test_without_a_gpu_it_runs_on_the_cpu_says_so_and_draws():
-    done = run("sweep", "--impl", "sdpa,reference_sig", *TINY, "-a", "chunk_size=16")
+    done = run("sweep", "--impl", "sdpa,reference_sig", *TINY, "-a", "chunk_size=16", "--pass", "fw")
     first, *_ = done.stderr.splitlines()
     assert first.startswith("No NVIDIA GPU here: running preset quick on the CPU")
     (folder,) = Path("results").glob("*/quick")
@@ -220,38 +208,33 @@ def test_a_sweep_has_failed_where_nothing_is_ok_or_something_named_is_not(rows, 
     assert has_failed(Measured(made, left=left), impl, plugin) is failed
 
 
-def test_rows_that_are_not_where_they_should_be_are_the_last_word_and_code_1(invoke, monkeypatch):
+def test_rows_that_are_not_where_they_should_be_are_the_last_word_and_code_1(monkeypatch):
     lost = "out/journal.jsonl has no room for 2 rows, which are in /tmp/x: make room, then `cat /tmp/x`"
     measured = Measured([row("fine"), row("sdpa", seq_len=64)], folders=[Path("out")], unsaved=[lost])
     monkeypatch.setattr(bench_sweep, "measure", lambda *_: measured)
-    code, out, err = invoke(*SWEEP)
-    assert code == 1
-    assert "2 of 2 points measured" in out
-    assert err.splitlines()[-1] == lost
+    done = sweep(code=1)
+    assert "2 of 2 points measured" in done.stdout
+    assert done.stderr.splitlines()[-1] == lost
 
 
-def test_dry_run_measures_nothing(invoke):
-    code, out, err = invoke(*SWEEP, "--dry-run", "--impl", "fine,sdpa_flash,sdpa", "-a", "seq_len=64,128")
-    assert (code, err) == (0, "")
-    assert "28 points in 12 comparisons, 24 can run on" in out
-    assert "min; at least" in out
-    assert "needs a CUDA GPU" in out
+def test_dry_run_measures_nothing():
+    done = sweep("--dry-run", "--impl", "fine,sdpa_flash,sdpa", "-a", "seq_len=64,128")
+    assert done.stderr == ""
+    assert "28 points in 12 comparisons, 24 can run on" in done.stdout
+    assert "min; at least" in done.stdout
+    assert "needs a CUDA GPU" in done.stdout
     assert not Path("out").exists()
 
 
-def test_dry_run_for_a_kind_of_gpu(invoke):
+def test_dry_run_for_a_kind_of_gpu():
     few = ["sweep", "--dry-run", "--json", "--executor", "ray", "--impl", "tfla_sig_xl"]
-    assert json.loads(invoke(*few, "--gpu", "H200")[1])["device"] == "H200 SXM"
-    code, _, err = invoke(*few, "--gpu", "H100,H200")
-    assert code == 2
-    assert err == "tflabench: --dry-run is for H100 and H200: give one kind of GPU, a selection is for one\n"
+    assert json.loads(run(*few, "--gpu", "H200").stdout)["device"] == "H200 SXM"
+    commands.refused([*few, "--gpu", "H100,H200"], "--dry-run is for H100 and H200: give one kind of GPU")
 
 
-def test_dry_run_for_a_gpu_that_need_not_be_here(invoke):
+def test_dry_run_for_a_gpu_that_need_not_be_here():
     """The main job on an H100: an mLSTM first, the most telling comparison whole before any other."""
-    code, out, _ = invoke("sweep", "--dry-run", "--gpu", "H100", "--json")
-    assert code == 0
-    selection = json.loads(out)
+    selection = json.loads(run("sweep", "--dry-run", "--gpu", "H100", "--json").stdout)
     points = selection["points"]
     assert selection["device"] == "H100 SXM"
     assert selection["folder"] == "results/h100/quick"
@@ -267,15 +250,15 @@ def test_dry_run_for_a_gpu_that_need_not_be_here(invoke):
     lengths = [point["seq_len"] for point in points if point["chunk_size"] is None and point["heads"] == 16]
     assert list(dict.fromkeys(lengths))[:4] == [4096, 1024, 16384, 65536]
 
-    on_ampere = json.loads(invoke("sweep", "--dry-run", "--gpu", "A100", "--json")[1])["points"]
+    on_ampere = json.loads(run("sweep", "--dry-run", "--gpu", "A100", "--json").stdout)["points"]
     refused = {point["implementation"]: point["refused"] for point in on_ampere}
     assert refused["hopper_sig"] == "needs a GPU of compute capability 9.x, not 8.0"
     assert refused["tfla_sig_xl"] is None
 
 
-def test_a_plan_that_does_not_fit_is_announced(invoke):
+def test_a_plan_that_does_not_fit_is_announced():
     with pytest.warns(UserWarning, match="2 of 2 points will not fit in memory and end as oom: fine/"):
-        invoke(*SWEEP, "--dry-run", "--impl", "fine", "-a", "seq_len=1073741824", "-a", "head_dim=256")
+        sweep("--dry-run", "--impl", "fine", "-a", "seq_len=1073741824", "-a", "head_dim=256")
 
 
 def test_what_does_not_fit_is_recorded_as_oom():
@@ -296,12 +279,8 @@ def test_what_does_not_fit_is_recorded_as_oom():
         (["--impl", "fine", "--out", "/dev/null/out"], "/dev/null/out cannot be written"),
     ],
 )
-def test_bad_input_is_one_line_and_exit_code_2(invoke, arguments, message):
-    code, out, err = invoke(*SWEEP, *arguments)
-    assert (code, out) == (2, "")
-    assert message in err
-    assert err.startswith("tflabench: ")
-    assert err.count("\n") == 1
+def test_bad_input_is_one_line_and_exit_code_2(arguments, message):
+    commands.refused([*SWEEP, *arguments], message)
 
 
 def test_rows_of_older_kernels_are_not_mixed_with_new_ones():
@@ -336,11 +315,8 @@ def test_rows_of_older_kernels_are_not_mixed_with_new_ones():
 
 
 @pytest.mark.skipif(os.path.exists("/dev/nvidia0"), reason="there is a GPU")
-def test_cuda_where_there_is_none(invoke):
-    code, _, err = invoke("sweep", "--device", "cuda")
-    assert code == 2
-    assert "--device is cuda, and this machine shows no NVIDIA GPU" in err
-    assert err.count("\n") == 1
+def test_cuda_where_there_is_none():
+    commands.refused(["sweep", "--device", "cuda"], "--device is cuda, and this machine shows no NVIDIA GPU")
 
 
 def test_a_folder_of_another_schema_version_and_a_torn_line():
@@ -348,8 +324,8 @@ def test_a_folder_of_another_schema_version_and_a_torn_line():
     path = Path("out/journal.jsonl")
     text = path.read_text()
     path.write_text(text + text.splitlines()[0][:50])
-    done = sweep("--impl", "fine", *TINY)
-    assert "tflabench: warning: out/journal.jsonl: the last line was cut off" in done.stderr
+    with pytest.warns(UserWarning, match=r"out/journal\.jsonl: the last line was cut off"):
+        done = sweep("--impl", "fine", *TINY)
     assert "0 of 2 points to measure" in done.stderr
     assert path.read_text() == text
     path.write_text(text.replace('"schema_version":4', '"schema_version":7'))
@@ -363,7 +339,6 @@ def test_verify_prints_every_gradient_and_fails_on_the_wrong_one():
     written = pd.read_csv("errors/errors.csv").to_dict("records")
     assert [line["name"] for line in written[:6]] == [error["name"] for error in result["errors"]]
     assert written[0]["mean_absolute"] == pytest.approx(result["errors"][0]["mean_absolute"])
-    assert "verify" in json.loads(Path("errors/environment.json").read_text())["runs"]["verify"]["arguments"]
     bad = run("verify", "--device", "cpu", "--plugin", PLUGIN, "--impl", "fine,bad_gradient", *TINY, code=1)
     assert "WRONG" in bad.stdout
     assert "1 of 2 points agree with float64" in bad.stderr

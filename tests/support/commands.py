@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forked_workers import fork_workers
 from typer.testing import CliRunner, Result
 
 from tflabench.bench import machine
@@ -22,6 +23,7 @@ def on_a_cpu(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, str(folder / "caches" / name))
     monkeypatch.chdir(folder)
     monkeypatch.setattr(machine, "detect", lambda device: CPU)
+    fork_workers(monkeypatch)
 
 
 def run(*words: str, **environment: str) -> Result:

@@ -52,7 +52,7 @@ def main() -> None:
     settings = json.loads(options)
     die_with_parent()
     if descriptor:
-        _serve(Connection(int(descriptor[0])), **settings)
+        serve(Connection(int(descriptor[0])), **settings)
         return
     job = settings.pop("job")
     worker = Worker(settings.pop("device"), lambda answer: None)
@@ -82,12 +82,13 @@ def serve_forked(jobs: int, log: int, gate: int | None = None, *, device: str, p
         wait_at(gate)
     if torch.cuda.is_initialized() or torch.cuda._is_in_bad_fork():
         raise RuntimeError("CUDA was used before this process was forked: it cannot measure")
-    _serve(pipe, device, plugins, None, warms_up=gate is not None)
+    serve(pipe, device, plugins, None, warms_up=gate is not None)
 
 
-def _serve(
+def serve(
     pipe: Connection, device: str, plugins: Sequence[str], memory_limit: int | None, warms_up: bool = False
 ) -> None:
+    """Answer jobs from a pipe until it closes; `memory_limit` is in bytes, on top of what this process has."""
     worker = Worker(device, pipe.send)
     with contextlib.suppress(EOFError, ConnectionError):
         worker.start(plugins, memory_limit, warms_up)
