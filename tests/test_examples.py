@@ -5,6 +5,7 @@ from __future__ import annotations
 import runpy
 
 import pytest
+from forked_workers import fork_workers
 from repository import ROOT
 
 EXAMPLES = ROOT / "examples"
@@ -30,6 +31,7 @@ def _apart(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(registry, "_plugged", [])
     monkeypatch.setattr(registry, "_by_plugin", {})
+    fork_workers(monkeypatch)
     for dtype in ("float32", "bfloat16"):
         store_ceilings(detect("auto").name, dtype, Ceilings(1e11, 1e10, "measured", "test"))
 

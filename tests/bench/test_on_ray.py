@@ -13,14 +13,18 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
-from repository import SUPPORT
+import ray_driver
+from repository import ROOT, SUPPORT
 
 pytest.importorskip("ray", reason="the extra ray is not installed")
 
@@ -35,19 +39,27 @@ CPU = ["--device", "cpu", "-a", "seq_len=16:128:+16"]  # 8 comparisons
 FIVE = ["--impl", "stand_in_[0-4]"]
 
 
+SWEEP = ["sweep", "--executor", "ray", "--plugin", PLUGIN, "--no-plots", "-a", "head_dim=16", "-a", "heads=2"]
+
+
 @dataclass
 class Started:
-    """A cluster, its nodes by name, and its variables."""
+    """A cluster, its nodes by name, its variables, and what calls a function in a process that has these."""
 
     cluster: Any
     nodes: dict[str, Any]
     variables: dict[str, str]
+    call: Callable[..., Any]
 
-    def sweep(self, *arguments: str) -> subprocess.Popen[str]:
-        words = ["sweep", "--executor", "ray", "--ray-address", self.cluster.address, "--plugin", PLUGIN, "--no-plots"]
-        size = ["-a", "head_dim=16", "-a", "heads=2", "--pass", "fw", "--out", "out"]
+    def words(self, *arguments: str) -> list[str]:
+        return [*SWEEP, "--ray-address", self.cluster.address, "--pass", "fw", "--out", "out", *arguments]
+
+    def sweep(self, *arguments: str, path: tuple[str, ...] = ()) -> ray_driver.Ended:
+        return self.call(ray_driver.command, os.getcwd(), [*path], *self.words(*arguments))
+
+    def process(self, *arguments: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, "-m", "tflabench", *words, *size, *arguments],
+            [sys.executable, "-m", "tflabench", *self.words(*arguments)],
             env=os.environ | self.variables,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -67,13 +79,15 @@ def started() -> Iterator[Started]:
         "XDG_CACHE_HOME": str(folder / "cache"),
         "TMPDIR": str(folder),
         "PATH": f"{fake_nvidia_smi(folder / 'bin')}{os.pathsep}{os.environ['PATH']}",
-        "STAND_IN_S": "0.12",
+        "STAND_IN_S": "0.06",
         "COLUMNS": "200",
     }
     with pytest.MonkeyPatch.context() as patch:
         for name, value in variables.items():
             patch.setenv(name, value)
+        patch.syspath_prepend(str(ROOT))  # of which the process below takes tflabench
         cluster, nodes = Cluster(), {}
+        driver = ProcessPoolExecutor(1, get_context("spawn"))
         try:
             for name, gpu in NODES.items():
                 patch.setenv("FAKE_GPUS", gpu)
@@ -86,8 +100,9 @@ def started() -> Iterator[Started]:
                     object_store_memory=80 << 20,
                     include_dashboard=False,
                 )
-            yield Started(cluster, nodes, variables)
+            yield Started(cluster, nodes, variables, lambda *call: driver.submit(*call).result())
         finally:
+            driver.shutdown()
             cluster.shutdown()
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -110,8 +125,8 @@ def closed(rows: list[dict[str, Any]]) -> dict[str, str]:
     return {point: one for point, one in final.items() if list(final.values()).count(one) == 5}
 
 
-def test_a_driver_and_a_node_are_killed_and_every_point_has_one_row(started: Started):
-    driver = started.sweep(*CPU, *FIVE)
+def test_killed_interrupted_and_without_a_node_a_sweep_ends_with_one_row_a_point(started: Started):
+    driver = started.process(*CPU, *FIVE)
     wait_for(lambda: closed(journal()), driver)
     driver.kill()
     driver.communicate()
@@ -119,13 +134,23 @@ def test_a_driver_and_a_node_are_killed_and_every_point_has_one_row(started: Sta
     safe = closed(journal())
     assert 5 <= len(safe) <= 25
 
-    driver = started.sweep(*CPU, *FIVE)
-    known = len(journal())
-    lost = wait_for(lambda: {row["node"] for row in journal()[known:] if not row["closed"]} & {"b", "c"}, driver).pop()
+    driver, rows_before = started.process(*CPU, *FIVE), len(journal())
+    wait_for(lambda: journal()[rows_before:], driver)
+    driver.send_signal(signal.SIGINT)
+    _, stderr = driver.communicate(timeout=60)
+    assert driver.returncode == 130, stderr
+    assert "of 40 points are safe; the same command goes on." in stderr
+    assert "Traceback" not in stderr
+    safe = closed(journal()) | safe
+
+    driver, rows_before = started.process(*CPU, *FIVE, "--json"), len(journal())
+    unfinished = lambda: {row["node"] for row in journal()[rows_before:] if not row["closed"]} & {"b", "c"}  # noqa: E731
+    lost = wait_for(unfinished, driver).pop()
     started.cluster.remove_node(started.nodes.pop(lost), allow_graceful=False)
-    _, stderr = driver.communicate(timeout=120)
+    stdout, stderr = driver.communicate(timeout=120)
     assert driver.returncode == 0, stderr
     assert re.search(f"is tried once more, elsewhere: on {lost}: its node (left|cannot be reached)", stderr), stderr
+    assert json.loads(stdout)["left"] == 0
 
     assert Path("out/journal.jsonl").read_bytes().startswith(before[: before.rfind(b"\n") + 1])
     rows = read_rows("out")
@@ -138,78 +163,45 @@ def test_a_driver_and_a_node_are_killed_and_every_point_has_one_row(started: Sta
     assert dict(rows.set_index("point")["comparison_id"][list(safe)]) == safe, "what was closed is not measured twice"
 
 
-def test_interrupted_it_stops_its_tasks_and_the_same_command_goes_on(started: Started):
-    few = ["--device", "cpu", "-a", "seq_len=16:48:+16", *FIVE]
-    driver = started.sweep(*few)
-    wait_for(lambda: closed(journal()), driver)
-    driver.send_signal(signal.SIGINT)
-    _, stderr = driver.communicate(timeout=60)
-    assert driver.returncode == 130, stderr
-    assert "of 15 points are safe; the same command goes on." in stderr
-    assert "Traceback" not in stderr
-    safe = closed(journal())
-
-    stdout, stderr = started.sweep(*few, "--json").communicate(timeout=60)
-    said = json.loads(stdout)
-    assert said["left"] == 0, stderr
-    assert len(said["rows"]) == 15
-    assert {row["point"]: row["comparison_id"] for row in said["rows"]}.items() >= safe.items()
-
-
 def test_a_node_that_leaves_before_it_answers_is_left_out(started: Started):
-    """Ray lists a node for some seconds after it has left."""
-    code = f"""if True:
-    from tflabench.bench import on_ray
-    with on_ray.connected({started.cluster.address!r}):
-        there = on_ray._alive()
-        on_ray._alive = lambda: [*there, dict(there[0], NodeID="0" * 56, NodeName="left")]
-        nodes = on_ray.find_nodes("cpu", [], mixed=False)
-    print(*(node.name for node in nodes))
-    """
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=os.environ | started.variables, capture_output=True, text=True, timeout=60
-    )
-    assert done.stdout.splitlines()[-1:] == [" ".join(sorted(started.nodes))], done.stderr
+    found = started.call(ray_driver.nodes_where_one_has_left, started.cluster.address)
+    assert sorted(found) == sorted(started.nodes)
 
 
 def test_what_ray_says_of_its_workers_is_no_output(started: Started):
     """A program that reads the JSON of a sweep would fail on it."""
     code = f"""if True:
-    import os, time
+    import os, sys
     from tflabench.bench import on_ray
     with on_ray.connected({started.cluster.address!r}):
         import ray
         try:
             ray.get(ray.remote(max_retries=0)(lambda: os._exit(1)).remote())
         except ray.exceptions.WorkerCrashedError:
-            time.sleep(2)  # until Ray has said so
+            sys.stdin.read()  # until Ray has said so
     print("the output")
     """
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=os.environ | started.variables, capture_output=True, text=True, timeout=60
-    )
-    assert done.stdout == "the output\n", done.stderr
-    assert "(raylet)" in done.stderr
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    driver = subprocess.Popen([sys.executable, "-c", code], env=os.environ | started.variables, text=True, **pipes)
+    assert driver.stderr
+    assert any("(raylet)" in line for line in driver.stderr)
+    stdout, stderr = driver.communicate()
+    assert stdout == "the output\n", stderr
 
 
 def test_from_python_too(started: Started):
-    code = f"""if True:
-    import tflabench
-    where = dict(executor="ray", ray_address={started.cluster.address!r}, device="cpu", out="out")
-    sizes = dict(seq_len=[16, 32], head_dim=16, heads=2, batch=1, pass_="fw")
-    df = tflabench.sweep(impl="stand_in_0", plugin={PLUGIN!r}, **sizes, **where)
-    print(sorted(df["seq_len"]), set(df["node"]) <= {set(started.nodes)!r})
-    """
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=os.environ | started.variables, capture_output=True, text=True, timeout=60
-    )
-    assert done.stdout.splitlines()[-1:] == ["[16, 32] True"], done.stderr
+    where = {"executor": "ray", "ray_address": started.cluster.address, "device": "cpu", "out": "out"}
+    sizes = {"seq_len": [16, 32], "head_dim": 16, "heads": 2, "batch": 1, "pass_": "fw"}
+    options = {"impl": "stand_in_0", "plugin": PLUGIN, **sizes, **where}
+    rows = started.call(partial(ray_driver.sweep, os.getcwd(), **options))
+    assert sorted(row["seq_len"] for row in rows) == [16, 32]
+    assert {row["node"] for row in rows} <= set(started.nodes)
 
 
 def test_each_kind_of_gpu_measures_every_comparison_into_a_folder_of_its_own(started: Started):
     kinds = ["--gpu", "H100,H200", "-a", "seq_len=16,32", "--impl", "stand_in_[01]", "-a", "batch=1"]
-    stdout, stderr = started.sweep(*kinds, "--json").communicate(timeout=90)
-    assert json.loads(stdout)["folders"] == ["out/h100", "out/h200"], stderr
+    done = started.sweep(*kinds, "--json")
+    assert json.loads(done.stdout)["folders"] == ["out/h100", "out/h200"], done.stderr
     rows: pd.DataFrame = read_rows("out").sort_values("seq_len")
     assert rows.groupby("device")["seq_len"].agg(list).to_dict() == {
         NODES["a"]: [16, 16, 32, 32],
@@ -224,28 +216,26 @@ def test_each_kind_of_gpu_measures_every_comparison_into_a_folder_of_its_own(sta
     stored = json.loads((Path(started.variables["XDG_CACHE_HOME"]) / "tflabench" / "ceilings.json").read_text())
     assert {uuid, "NVIDIA H200"} <= stored.keys()
 
-    _, stderr = started.sweep("--gpu", "A100", "--impl", "stand_in_0").communicate(timeout=60)
-    assert stderr.splitlines()[-1] == "tflabench: --gpu is 'A100', which no node has: there is H100, H200"
+    refused = started.sweep("--gpu", "A100", "--impl", "stand_in_0")
+    assert refused.exit_code == 2
+    assert refused.stderr.splitlines()[-1] == "tflabench: --gpu is 'A100', which no node has: there is H100, H200"
 
 
 def test_nodes_of_other_versions_are_refused_before_anything_is_measured_unless_they_are_taken(
-    started: Started, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    started: Started, tmp_path: Path
 ):
     """The driver alone has a distribution that decides a number."""
     about = tmp_path / "here" / "flash_attn-9.9.dist-info"
     about.mkdir(parents=True)
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: flash-attn\nVersion: 9.9\n")
-    inherited = os.environ.get("PYTHONPATH")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(about.parent), *([inherited] if inherited else [])]))
     few = ["--device", "cpu", "-a", "seq_len=16", "--impl", "stand_in_0"]
-    refused = started.sweep(*few)
-    _, stderr = refused.communicate(timeout=60)
-    assert refused.returncode == 2
-    assert "tflabench: node a has flash-attn missing, not 9.9; node" in stderr
-    assert "--allow-mixed-versions" in stderr
+    refused = started.sweep(*few, path=(str(about.parent),))
+    assert refused.exit_code == 2
+    assert "tflabench: node a has flash-attn missing, not 9.9; node" in refused.stderr
+    assert "--allow-mixed-versions" in refused.stderr
     assert not Path("out").exists()
 
-    stdout, stderr = started.sweep(*few, "--allow-mixed-versions", "--json").communicate(timeout=60)
-    (told,) = json.loads(stdout)["rows"]
-    assert told["mixed_versions"] == "flash-attn missing, not 9.9"
-    assert "Rows of node a are marked: it has flash-attn missing, not 9.9." in stderr
+    taken = started.sweep(*few, "--allow-mixed-versions", "--json", path=(str(about.parent),))
+    (row,) = json.loads(taken.stdout)["rows"]
+    assert row["mixed_versions"] == "flash-attn missing, not 9.9"
+    assert "Rows of node a are marked: it has flash-attn missing, not 9.9." in taken.stderr

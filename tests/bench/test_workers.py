@@ -158,6 +158,10 @@ def test_when_its_block_ends_no_process_is_left():
     assert worker_pids() == before
 
 
+def test_what_a_worker_says_of_its_device_takes_no_torch_to_read(worker):
+    assert type(worker.facts()["torch"]) is str  # not torch's own class
+
+
 def test_a_worker_that_cannot_start_says_why():
     with one_worker("cpu", ["no_such_module"]) as worker, pytest.raises(InputError, match="no_such_module"):
         worker.facts()

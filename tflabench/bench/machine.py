@@ -71,15 +71,16 @@ def torch_facts(device: torch.device) -> dict[str, Any]:
 
     from tflabench.bench.measure import highest_clock
 
+    version = str(torch.__version__)  # it is of a class of torch, for which who unpickles it would import all of torch
     if device.type == "cpu":
         return {
-            "torch": torch.__version__,
+            "torch": version,
             "threads": torch.get_num_threads(),
             "capability": torch.backends.cpu.get_cpu_capability(),
         }
     gpu = torch.cuda.get_device_properties(device)
     return {
-        "torch": torch.__version__,
+        "torch": version,
         "cuda": torch.version.cuda,
         "cudnn": torch.backends.cudnn.version(),
         "name": gpu.name,
