@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from forked_workers import fork_workers
+from forked_workers import fork_worker
 from repository import SUPPORT
 
 from tflabench.bench.answers import changed
@@ -40,10 +40,8 @@ def worker_pids() -> set[int]:
 
 @pytest.fixture(scope="module")
 def worker():
-    with pytest.MonkeyPatch.context() as patch:
-        fork_workers(patch)
-        with one_worker("cpu", [PLUGIN], memory_limit=1 << 30) as worker:
-            yield worker
+    with contextlib.closing(Workers(lambda slot: fork_worker("cpu", [PLUGIN], memory_limit=1 << 30))) as worker:
+        yield worker
 
 
 def job(kind: str, name: str, **arguments: Any) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Workers that are forked from the process of a test, which has imported torch: seconds less than a new Python each.
 
-`bench/test_workers.py` and the tests of commands that are killed have workers as users have them.
+Tests of commands that are killed, and some of `bench/test_workers.py`, have workers as users have them.
 """
 
 from __future__ import annotations
