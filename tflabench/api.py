@@ -339,9 +339,9 @@ def compare(
         a, b: results folders; with `inside` two implementations.
         inside: a results folder.
         impl: patterns of the implementations of two folders that are compared.
-        threshold: medians nearer than this are the same (0.05: 5%); None for 1% within a comparison, 2% between runs
-            on one GPU, 3% between GPUs.
-        min_samples: with fewer a point is ambiguous; None for 30, or fewer in three rounds that all say the same.
+        threshold: medians nearer than this are the same (0.05: 5%); None for 1% within a comparison, and 4.5% or more
+            between occasions.
+        min_samples: with fewer a point is ambiguous; None for 30, or fewer in three rounds.
         allow_throttled: judge throttled rows like others.
 
     Returns:

@@ -151,13 +151,13 @@ def test_the_same_rows_say_nothing_where_they_are_not_comparable(start, of_ours,
     held, _ = CASES[start]
     found = outcome(start, [r.model_copy(update=of_ours if first.fits(r, "tfla") else of_theirs) for r in held])
     assert (found.verdict, found.numbers) == ("not measurable", {})
-    assert found.reason == "measured, but nowhere in one comparison"
+    assert found.reason == "measured, but nowhere in one comparison without throttling"
 
 
 def test_values_are_those_of_the_rows():
     found = outcome("training: over 2x", CASES["training: over 2x faster than Mamba 2"][1])
     assert {at: number.value for at, number in found.numbers.items()} == {512: 2.25, 4096: 2.25, 65536: 1.75}
-    assert found.measured == "1.75x to 2.25x, median 2.25x (± 0.1%), T = 512 to 65536"
+    assert found.measured == "1.75x to 2.25x, median 2.25x (± 0.9%), T = 512 to 65536"
     assert outcome("measured: the best L", over_chunks(VALLEY)).measured == (
         "least 14.0 ms at L = 256; 15.0 ms at 64, 70.0 ms at 4096"
     )
@@ -178,7 +178,10 @@ def test_rows_of_different_folders_or_versions_are_not_divided_by_each_other():
     together = [Results(Path("a"), (*SIG, *theirs), {"run": RUN, "newer": newer})]
     for results in (apart, together):
         found = check(claim("training: over 2x"), "tfla", campaigns(results))
-        assert (found.verdict, found.reason) == ("not measurable", "measured, but nowhere in one comparison")
+        assert (found.verdict, found.reason) == (
+            "not measurable",
+            "measured, but nowhere in one comparison without throttling",
+        )
 
 
 def test_the_campaign_with_most_points_counts():
@@ -222,8 +225,8 @@ def of_exp(ratio: float, by: float = 0.0) -> Outcome:
         (1.1526, 0.003, "does not hold"),
         (1.21, 0, "holds"),
         (1.29, 0, "holds"),
-        (1.19, 0, "does not hold"),
-        (1.31, 0, "does not hold"),
+        (1.18, 0, "does not hold"),
+        (1.32, 0, "does not hold"),
         (1.199, 0.002, "holds"),
         (1.301, 0.002, "holds"),
     ],
@@ -232,7 +235,7 @@ def test_about_25_percent_faster_holds_where_the_interval_reaches_20_to_30(ratio
     found = of_exp(ratio, by)
     assert found.verdict == verdict
     if (ratio, by) == (1.1526, 0.003):
-        assert found.reason == "1.15 to 1.156 is not within 1.2 to 1.3"
+        assert found.reason == "1.14 to 1.166 is not within 1.2 to 1.3"
 
 
 def test_a_bound_is_not_rounded_and_must_be_passed():
@@ -240,9 +243,9 @@ def test_a_bound_is_not_rounded_and_must_be_passed():
     ours = training("tfla_sig_xl", 1, 1, 1, details={"ms_by_round": [1.0, 1.0]})
     for ms, changes, verdict in (
         (2.001, {"details": {"ms_by_round": [2.001, 2.001]}}, "holds"),
-        (2.0, {"details": {"ms_by_round": [2.0, 2.0]}}, "does not hold"),
-        (1.997, rounds, "holds"),
-        (1.99, rounds, "does not hold"),
+        (1.97, {"details": {"ms_by_round": [1.97, 1.97]}}, "does not hold"),
+        (1.97, rounds, "holds"),
+        (1.8, rounds, "does not hold"),
     ):
         assert outcome("training: over 2x", [*ours, *training("mamba2", ms, ms, ms, **changes)]).verdict == verdict
 
@@ -259,10 +262,10 @@ def test_simple_gla_at_d_hv_512_is_slightly_faster_or_the_claim_does_not_hold():
 
 
 def test_a_best_chunk_size_is_as_sure_as_the_times_beside_it():
-    near = over_chunks({64: 13.9, 256: 14.0, 4096: 70.0})
+    near = over_chunks({64: 13.6, 256: 14.0, 4096: 70.0})
     assert outcome("measured: the best L", near).verdict == "does not hold"
     wide = [
-        r.model_copy(update={"ms_p20": 0.98 * (r.ms_median or 0), "ms_p80": 1.02 * (r.ms_median or 0)}) for r in near
+        r.model_copy(update={"ms_p20": 0.95 * (r.ms_median or 0), "ms_p80": 1.05 * (r.ms_median or 0)}) for r in near
     ]
     assert outcome("measured: the best L", wide).verdict == "holds"
 

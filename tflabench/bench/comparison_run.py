@@ -42,7 +42,7 @@ class PointRun:
     columns: Columns = field(default_factory=dict[str, Any])
     turns: list[Turn] = field(default_factory=list[Turn])
     clocks: list[float] = field(default_factory=list[float])
-    throttled: bool | None = None
+    throttled_turns: list[bool] = field(default_factory=list[bool])
     throttle_reasons: set[str] = field(default_factory=set[str])
     compile_s: float = 0.0
     measure_s: float = 0.0
@@ -57,6 +57,11 @@ class PointRun:
         if self.state == "preparing" and self.alone and self.point.implementation.tunes:
             return "tuning"
         return "timing" if self.state == "sampling" else self.state
+
+    @property
+    def throttled(self) -> bool | None:
+        """Return whether the GPU held its clock back in most of its turns; None where it did not tell."""
+        return 2 * sum(self.throttled_turns) > len(self.throttled_turns) if self.throttled_turns else None
 
     def fail(self, status: str, reason: str | None) -> None:
         """End it without a time."""
@@ -81,7 +86,7 @@ class PointRun:
         self.turns.clear()
         self.clocks.clear()
         self.throttle_reasons.clear()
-        self.throttled = None
+        self.throttled_turns.clear()
 
     def sampled(self, result: Columns) -> None:
         """Take what the worker says after a turn."""
@@ -95,7 +100,7 @@ class PointRun:
         if result["sm_clock_mhz"]:
             self.clocks.append(result["sm_clock_mhz"])
         if result["throttled"] is not None:
-            self.throttled = bool(self.throttled) or result["throttled"]
+            self.throttled_turns.append(result["throttled"])
         self.throttle_reasons |= set(result["throttle_reasons"])
         if reason := changed(self.digest, result["digest"], self.columns["details"]["allowed"]):
             self.columns |= {"status": "wrong", "reason": self.columns.get("reason") or reason}
@@ -160,10 +165,10 @@ class ComparisonRun:
         self._due, self._in_rounds = [], False
 
     def noisy(self, run: PointRun) -> bool | None:
-        """Return whether a point is noisy among the other implementations; None while the comparison is open."""
+        """Return whether a point is noisy; None while the comparison is open."""
         if not (self.closed and run.turns):
             return None
-        return noisy(run.turns, self._others(run))
+        return noisy(run.turns)
 
     def _others(self, run: PointRun) -> list[list[Turn]]:
         """Return the turns of other implementations."""

@@ -20,7 +20,8 @@ import torch
 from torch.cuda import Event, current_stream, synchronize
 
 from tflabench.bench.protocol import Protocol
-from tflabench.bench.timing import Turn, relative_spread
+from tflabench.bench.timing import Turn
+from tflabench.rows.spread import relative_spread
 
 SLOW_CALL = 2.0  # times the fastest: such a call compiled something, or allocated for the first time
 LEAD_LIMIT_S = 5e-3  # longest time that the GPU is kept busy so that the host can enqueue a sample ahead of it
@@ -247,16 +248,16 @@ class Clocks:
 
     @property
     def throttled(self) -> bool | None:
-        """Return whether the GPU held its clock back by more than HELD_BACK; None where it does not tell.
+        """Return whether the median clock was more than HELD_BACK below the highest; None where it does not tell.
 
-        A GPU at its power limit says so as soon as it goes a step of 15 MHz back, which is less than ratios show
+        The reasons that a driver gives do not count: some rows of a slow clock have none, and a GPU at its power limit
+        has one as soon as it goes a step of 15 MHz back, which is less than ratios show
         (docs/decisions/2026-11-26-throttled-by-two-percent.md).
         """
-        if self._nvml is None:
-            return None
         highest = highest_clock(self.device)
-        slow = highest is None or self.median_mhz is None or self.median_mhz < (1 - HELD_BACK) * highest
-        return bool(self.reasons) and slow
+        if highest is None or self.median_mhz is None:
+            return None
+        return self.median_mhz < (1 - HELD_BACK) * highest
 
     def read(self) -> None:
         """Read the SM clock and the reasons for holding it back, if there is anything to ask."""

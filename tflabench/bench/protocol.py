@@ -17,8 +17,8 @@ class Protocol:
         budget_s: ... or once its samples have taken this long.
         cap_s: a turn of a slow point ends after this time, with fewer samples than `min_samples`, at least two.
         min_rounds, max_rounds: bounds of the rounds of a comparison.
-        settled_rounds: no further round is needed once the medians of an implementation's rounds differ by less than
-            this, relative to their median; or once its place among the others is certain (see `timing.noisy`).
+        settled_rounds: no further round is needed once the standard error of an implementation's median is below this,
+            relative to it; or once its place among the others is certain (see `timing.settled`).
         verify_s: time that the float64 oracle of the correctness gate may take; `verified_steps` says how far it went.
     """
 
@@ -49,5 +49,7 @@ class Protocol:
 
 STANDARD = Protocol("standard")
 PAPER = Protocol("paper", 10, 0.0, min_samples=30, max_samples=30, cap_s=inf, min_rounds=1, max_rounds=1)
-SHORT = Protocol("short", 2, 0.02, max_samples=20, budget_s=0.1, cap_s=2.0, max_rounds=3, verify_s=0.15)
+SHORT = Protocol(
+    "short", 2, 0.02, max_samples=20, budget_s=0.1, cap_s=2.0, max_rounds=4, settled_rounds=0.05, verify_s=0.15
+)
 PROTOCOLS = {protocol.name: protocol for protocol in (STANDARD, PAPER, SHORT)}

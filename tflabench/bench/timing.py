@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from math import sqrt
 from statistics import median, quantiles
 from typing import Any
 
 from tflabench.bench.protocol import Protocol
+from tflabench.rows import spread
 
-NOISY = 0.02  # ratios are shown with two decimals: a median known better than this is never flagged
-NOISY_ALONE = 0.05  # where there is nothing to compare with
+NOISY = 0.05
+CERTAIN = 4  # standard errors between two implementations whose order is certain
 
 
 @dataclass(frozen=True)
@@ -51,51 +51,32 @@ def columns_of(turns: Sequence[Turn]) -> dict[str, Any]:
         "ms_p80": fifths[3],
         "host_ms": min(host, default=None),
         "samples": len(samples),
+        "samples_ms": spread.packed([turn.samples for turn in turns]),
         "warmup": sum(turn.warmup for turn in turns),
         "timer": turns[0].timer,
         "rounds": len(turns),
     }
 
 
-def noisy(turns: Sequence[Turn], others: Iterable[Sequence[Turn]]) -> bool:
-    """Return whether the median of an implementation is known less well than its place among the others needs.
-
-    That is less well than half of the relative distance to the nearest of them, and than NOISY.
-    """
-    middle = median(sample for turn in turns for sample in turn.samples)
-    medians = [median(sample for turn in other for sample in turn.samples) for other in others if other]
-    nearest = min((abs(other / middle - 1) for other in medians), default=2 * NOISY_ALONE)
-    return uncertainty(turns) > max(NOISY, nearest / 2)
-
-
-def uncertainty(turns: Sequence[Turn]) -> float:
-    """Return how well the median is known, relative to it.
-
-    It is the larger of half the range of the turns' medians and the standard error of the median of all samples.
-    """
-    samples = [sample for turn in turns for sample in turn.samples]
-    middle = median(samples)
+def standard_error(turns: Sequence[Turn]) -> float:
+    """Return the standard error of the median relative to it: over turns, or of all samples where that is larger."""
     medians = [turn.ms for turn in turns]
-    between = (max(medians) - min(medians)) / 2
-    within = 0.93 * relative_spread(samples) * middle / sqrt(len(samples))  # 1.25 sigma / sqrt(n), sigma = IQR / 1.35
-    return max(between, within) / middle
+    samples = [sample for turn in turns for sample in turn.samples]
+    return max(spread.standard_error(medians) / median(medians), spread.error_of_median(samples))
 
 
-def relative_spread(samples: Sequence[float]) -> float:
-    """Return the interquartile range over the median; 0 for a single sample."""
-    if len(samples) < 2:
-        return 0.0
-    low, _, high = quantiles(samples, n=4, method="inclusive")
-    return (high - low) / median(samples)
+def noisy(turns: Sequence[Turn]) -> bool:
+    """Return whether the standard error of the median is above NOISY."""
+    return standard_error(turns) > NOISY
 
 
 def settled(turns: Sequence[Turn], others: Iterable[Sequence[Turn]], protocol: Protocol) -> bool:
     """Return whether an implementation needs no further round.
 
-    Its medians agree, or they do as well as its place among the others needs, or it has had all rounds there may be.
+    Its median is known well, or as well as its place among the others needs, or it has had all rounds there may be.
     """
     if len(turns) < protocol.min_rounds:
         return False
-    medians = [turn.ms for turn in turns]
-    agree = max(medians) - min(medians) <= protocol.settled_rounds * median(medians)
-    return agree or not noisy(turns, others) or len(turns) >= protocol.max_rounds
+    middle, error = median(turn.ms for turn in turns), standard_error(turns)
+    nearest = min((abs(median(turn.ms for turn in other) / middle - 1) for other in others if other), default=0.0)
+    return error <= protocol.settled_rounds or error <= nearest / CERTAIN or len(turns) >= protocol.max_rounds

@@ -34,10 +34,10 @@ Inside = Annotated[Path | None, option(COMPARED, "DIR", "Compare the implementat
 PATTERNS = "Take only these implementations of two folders."
 Patterns = Annotated[list[str] | None, option(COMPARED, "PATTERN", PATTERNS, "--impl", show_default="all")]
 NEARER = "Call medians nearer than this the same, and slower ones a regression: 5% or 0.05."
-USUAL = "1% within a comparison, 2% between runs on one GPU, 3% between GPUs"
+USUAL = "1% within a comparison, 4.5% and more between occasions"
 GivenThreshold = Annotated[str | None, option(JUDGED, "PART", NEARER, "--threshold", show_default=USUAL)]
 SAMPLES = "Call points of fewer samples than this ambiguous."
-ENOUGH = "30, or fewer where three rounds or more all say the same"
+ENOUGH = "30, or fewer in three rounds or more"
 MinSamples = Annotated[int | None, option(JUDGED, "N", SAMPLES, min=1, max=MOST_CHOICES, show_default=ENOUGH)]
 AllowThrottled = Annotated[bool, option(JUDGED, None, "Judge throttled rows like others.")]
 
@@ -56,12 +56,11 @@ def compare(
 ) -> None:
     """Match two results folders (or two implementations) point by point; exit code 1 where B is a regression.
 
-    A point is faster or slower where the medians are further apart than the threshold, the intervals from minimum to
-    80th percentile do not overlap, both have enough samples and neither was throttled; else it is the same, or
-    ambiguous. The threshold is what two measurements of one kernel differ by: 1% where both sides took turns in one
-    comparison, 2% between two runs on one GPU, 3% between GPUs of one kind or where the GPU is not recorded. Enough are
-    30 samples; slow points have fewer, which do where three rounds or more each give the same verdict. A point that is
-    slower, or ran in A and fails in B, is a regression.
+    A point is faster or slower where the medians are further apart than the threshold and than they are known to, both
+    have enough samples and neither was throttled; else it is the same, or ambiguous. The threshold is 1% where both
+    sides took turns in one comparison. Between two occasions it is 4.5%, more than any kernel moved between equal ones,
+    and grows with the number of points, so that equal folders have no regression in 95% of cases. Enough are 30
+    samples, or three rounds. A point that is slower, or ran in A and fails in B, is a regression.
     """
     from tflabench.conclusions import compare as comparison
     from tflabench.conclusions.campaigns import differences

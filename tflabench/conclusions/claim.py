@@ -3,10 +3,10 @@
 What a claim states is an interval. A printed number stands for all that round to it: 25% is 24.5 to 25.5%. A bound
 ("over 2x", "within 15%") is itself. "About" is a fifth more or less: about 25% faster is 20 to 30%.
 
-What was measured is an interval too. A ratio or a difference is of two rows of one closed comparison, with half its
-range over their rounds; of a single round, and of the time of one row, half the spread from the 20th to the 80th
-percentile. Memory, errors against float64 and modelled times have no spread. What lies between two chunk sizes that
-were tried is not known, so a best one reaches to its neighbours where the claim is about all chunk sizes.
+What was measured is an interval too, that of another occasion (`rows.spread`). A ratio or a difference of times is of
+two rows of one closed comparison, and a throttled time says nothing. Memory, errors against float64 and modelled times
+have no spread. What lies between two chunk sizes that were tried is not known, so a best one reaches to its neighbours
+where the claim is about all chunk sizes.
 
 A claim does not hold where a number that it is about misses what is stated with its whole interval. Else it holds.
 """
@@ -19,7 +19,8 @@ from math import hypot, inf
 from statistics import median
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from tflabench.conclusions.ratio import comparable, fastest, half_spread, ratio
+from tflabench.conclusions.ratio import comparable, fastest, ratio
+from tflabench.rows.spread import of_row, on_another_occasion
 
 if TYPE_CHECKING:
     from tflabench.conclusions.campaigns import Campaign
@@ -76,26 +77,23 @@ def about(low: float, high: float) -> Stated:
     return Stated(0.8 * low, 1.2 * high)
 
 
-def times(over: Row, under: Row) -> Interval:
-    """Return the time of one row over that of another, both of one comparison."""
-    quotient = ratio(over, under, allow_throttled=True)
-    assert quotient is not None, "roles of a point are of one comparison"
-    return Interval.around(quotient.value, quotient.margin)
+def times(over: Row, under: Row) -> Interval | None:
+    """Return the time of one row over that of another, both of one comparison; None where one was throttled."""
+    quotient = None if over.throttled or under.throttled else ratio(over, under)
+    return quotient and Interval.around(quotient.value, quotient.margin)
 
 
-def milliseconds(row: Row) -> Interval:
-    """Return the time of a row in ms."""
-    return Interval.around(row.ms_median or 0.0, half_spread(row))
+def milliseconds(row: Row) -> Interval | None:
+    """Return the time of a row in ms; None where it was throttled."""
+    if row.throttled or not row.ms_median:
+        return None
+    return Interval.around(row.ms_median, row.ms_median * on_another_occasion(of_row(row)))
 
 
-def milliseconds_more(row: Row, less: Row) -> Interval:
-    """Return the time of one row minus that of another, both of one comparison, in ms."""
-    apart = (row.ms_median or 0.0) - (less.ms_median or 0.0)
-    rounds = [of_side.details.get("ms_by_round", ()) for of_side in (row, less)]
-    if len(rounds[0]) == len(rounds[1]) > 1:
-        by_round = [a - b for a, b in zip(*rounds, strict=True)]
-        return Interval.around(apart, (max(by_round) - min(by_round)) / 2)
-    return Interval.around(apart, hypot(half_spread(row), half_spread(less)))
+def milliseconds_more(row: Row, less: Row) -> Interval | None:
+    """Return the time of one row minus that of another, both of one comparison, in ms; None as for `times`."""
+    over, ms = times(less, row), row.ms_median or 0.0
+    return over and Interval.around(ms * (1 - over.value), ms * (over.high - over.low) / 2)
 
 
 def exactly(over: float | None, under: float | None = 1.0) -> Interval | None:
@@ -348,5 +346,5 @@ def _lacking(claim: Claim, kernels: str, campaigns: Sequence[Campaign]) -> tuple
         elif not any(row.status == "ok" for row in fitting):
             reasons.append(f"{name} {fitting[-1].status}: {fitting[-1].reason}")
             hopeless = hopeless or fitting[-1].status == "wrong"
-    reason = "; ".join(dict.fromkeys(reasons)) or "measured, but nowhere in one comparison"
+    reason = "; ".join(dict.fromkeys(reasons)) or "measured, but nowhere in one comparison without throttling"
     return reason, None if hopeless else command

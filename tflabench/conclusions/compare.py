@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import exp, log
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from tflabench.conclusions.ratio import comparable, fastest, questions, ratio
-from tflabench.theory.hardware import short_device
+from tflabench.rows import spread
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -18,15 +18,9 @@ if TYPE_CHECKING:
     from tflabench.rows.schema import Row
 
 Verdict = Literal["same", "faster", "slower", "ambiguous", "broken", "missing"]
-# How far apart two medians of one kernel may lie without a difference between kernels, by what the rows share.
-# Within a comparison they took turns: what is left is the spread of the samples, which `judge` looks at too. Of two
-# sweeps on one H100 104 of 105 ratios agree within 2% (docs/decisions/archive/2026-11-24-main-job.md). GPUs of one
-# kind differ by 2 to 3% (docs/decisions/archive/2026-11-22-rows-of-the-h200.md).
-WITHIN_COMPARISON = 0.01
-BETWEEN_RUNS = 0.02
-BETWEEN_GPUS = 0.03
-ENOUGH_SAMPLES = 30  # for the spread of the samples alone to tell two kernels apart
-ENOUGH_ROUNDS = 3  # for fewer samples to do, if every round says the same
+WITHIN_COMPARISON = 0.01  # medians that differ by less are the same; between occasions `spread.moved` says it
+ENOUGH_SAMPLES = 30  # for their spread to be known without several rounds
+ENOUGH_ROUNDS = 3
 VERDICTS: tuple[Verdict, ...] = ("faster", "same", "slower", "ambiguous", "broken", "missing")
 
 
@@ -38,13 +32,15 @@ class Tolerance:
         threshold: medians nearer to each other than this are the same (0.05: 5%). None: what the two rows share says
             it (see `threshold_of`).
         min_samples: with fewer on either side nothing is said. None: ENOUGH_SAMPLES, or fewer in ENOUGH_ROUNDS rounds
-            or more on both sides, of which each must then say the same (see `judge`).
+            or more on both sides.
         allow_throttled: whether rows count that were measured while the GPU held its clock back.
+        points: that are judged together: limits are such that equal kernels pass at all of them in 95% of cases.
     """
 
     threshold: float | None = None
     min_samples: int | None = None
     allow_throttled: bool = False
+    points: int = 1
 
 
 class Threshold(NamedTuple):
@@ -97,12 +93,7 @@ def threshold_of(a: Row, b: Row, tolerance: Tolerance = Tolerance()) -> Threshol
         return Threshold(tolerance.threshold, "as --threshold says")
     if a.comparison_id is not None and a.comparison_id == b.comparison_id and a.closed and b.closed:
         return Threshold(WITHIN_COMPARISON, "within one comparison")
-    if a.gpu_uuid is not None and a.gpu_uuid == b.gpu_uuid:
-        return Threshold(BETWEEN_RUNS, "between runs on one GPU")
-    if {short_device(a.device), short_device(b.device)} == {"CPU"}:
-        return Threshold(BETWEEN_GPUS, "between runs on a CPU")
-    recorded = a.gpu_uuid is not None and b.gpu_uuid is not None
-    return Threshold(BETWEEN_GPUS, "between two GPUs" if recorded else "where rows do not say which GPU they are from")
+    return Threshold(exp(spread.moved(tolerance.points)) - 1, "between two occasions")
 
 
 def match_folders(a: Sequence[Results], b: Sequence[Results], roots: tuple[Path, Path]) -> Matching:
@@ -176,12 +167,9 @@ def judge(a: Row, b: Row, tolerance: Tolerance = Tolerance()) -> Match:
     """Say what two rows of the same point say of `b`, and why where that is not clear.
 
     - missing: not measured on one side; broken: ran in `a` and failed in `b`;
-    - ambiguous: too few samples or a throttled clock on either side, or medians that differ by the threshold or more
-      while the intervals [min, 80th percentile] overlap;
-    - same: medians nearer than that;  faster, slower: apart, and the intervals do too.
-
-    Slow points have fewer samples than ENOUGH_SAMPLES, in several rounds. Their verdict takes more, not less: all that
-    is above must hold, and the medians of any two rounds, one a side, must give the same verdict by the threshold.
+    - ambiguous: too few samples or a throttled clock on either side, or medians that are known less well than the
+      threshold, or than they differ;
+    - same: medians nearer than the threshold;  faster, slower: further apart than that, and than they are known to.
     """
     threshold = threshold_of(a, b, tolerance)
 
@@ -194,42 +182,26 @@ def judge(a: Row, b: Row, tolerance: Tolerance = Tolerance()) -> Match:
         return match("broken" if broken else "missing", "; ".join(failed))
     if doubts := _doubts(a, b, tolerance):
         return match("ambiguous", "; ".join(doubts))
-    spans = [(row.ms_min, row.ms_p80) for row in (a, b) if row.ms_min and row.ms_p80]
     over = ratio(b, a, allow_throttled=True)
-    if len(spans) < 2 or over is None:
-        return match("ambiguous", "no spread was recorded")
-    verdict = _verdict(over.value, threshold)
-    samples = min(row.samples or 0 for row in (a, b))
-    if samples < ENOUGH_SAMPLES and tolerance.min_samples is None:
-        ratios = [late / early for early in _rounds(a) for late in _rounds(b)]
-        if {_verdict(value, threshold) for value in ratios} != {verdict}:
-            few = f"{samples} samples, and B / A is {min(ratios):.3g} to {max(ratios):.3g} from round to round"
-            return match("ambiguous", few)
-    (low_a, high_a), (low_b, high_b) = spans
-    if verdict != "same" and low_a <= high_b and low_b <= high_a:
-        return match(
-            "ambiguous", "[min, p80] overlap: {:.4g} to {:.4g} and {:.4g} to {:.4g} ms".format(*spans[0], *spans[1])
-        )
-    return match(verdict)
-
-
-def _verdict(over: float, threshold: Threshold) -> Verdict:
-    """Return what a ratio of times, B over A, says by a threshold alone."""
-    if abs(log(over)) < log(1 + threshold.value):
-        return "same"
-    return "faster" if over < 1 else "slower"
-
-
-def _rounds(row: Row) -> list[float]:
-    """Return the medians of a row's rounds in ms; rows of before these were recorded have none."""
-    return list(row.details.get("ms_by_round", ()))
+    if over is None:
+        return match("ambiguous", "no time was recorded")
+    apart, limit = abs(log(over.value)), log(1 + threshold.value)
+    known = spread.of_pair(a, b) * spread.family(tolerance.points)
+    if max(apart, limit) < known:
+        return match("ambiguous", f"B / A is {over.value:.3g}, and known to {100 * known:.2g}%")
+    if apart < limit:
+        return match("same")
+    return match("faster" if over.value < 1 else "slower")
 
 
 def _doubts(a: Row, b: Row, tolerance: Tolerance) -> list[str]:
     """Return why the times of two measured rows must not be compared."""
     doubts = []
     samples, needed = min(row.samples or 0 for row in (a, b)), tolerance.min_samples or ENOUGH_SAMPLES
-    by_round = tolerance.min_samples is None and min(len(_rounds(row)) for row in (a, b)) >= ENOUGH_ROUNDS
+    by_round = (
+        tolerance.min_samples is None
+        and min(len(row.details.get("ms_by_round", ())) for row in (a, b)) >= ENOUGH_ROUNDS
+    )
     if samples < needed and not by_round:
         doubts.append(f"{samples} samples, {needed} needed")
     throttled = [side for side, row in (("A", a), ("B", b)) if row.throttled]
@@ -296,5 +268,6 @@ class Judgement:
 
 def compare(matching: Matching, tolerance: Tolerance) -> Judgement:
     """Judge every pair of a matching."""
+    tolerance = replace(tolerance, points=max(len(matching.pairs), 1))
     matches = tuple(judge(*pair, tolerance) for pair in matching.pairs)
     return Judgement(matches, matching.only_a, matching.only_b)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from math import hypot, isfinite
+from math import isfinite
 from typing import NamedTuple
 
 from tflabench.implementations.registry import owner
+from tflabench.rows import spread
 from tflabench.rows.schema import Row
 
 
@@ -16,8 +17,7 @@ class Ratio(NamedTuple):
 
     Attributes:
         value: the quotient of the medians.
-        margin: its uncertainty: half its range over the rounds that both took together; without such rounds what
-            follows from half the spreads from the 20th to the 80th percentile.
+        margin: half the interval in which it lies on another occasion with 95% (see `rows.spread`).
         bound: "≥" or "≤" where the quicker row was throttled and would be quicker yet, else "".
     """
 
@@ -61,18 +61,8 @@ def ratio(over: Row, under: Row, allow_throttled: bool = False) -> Ratio | None:
     if slower.throttled and not allow_throttled:
         return None
     value = over.ms_median / under.ms_median
-    rounds = [row.details.get("ms_by_round", ()) for row in (over, under)]
-    if over.comparison_id == under.comparison_id and len(rounds[0]) == len(rounds[1]) > 1:
-        by_round = [slow / quick for slow, quick in zip(*rounds, strict=True)]
-        margin = (max(by_round) - min(by_round)) / 2
-    else:
-        margin = value * hypot(half_spread(over) / over.ms_median, half_spread(under) / under.ms_median)
+    margin = value * spread.on_another_occasion(spread.of_pair(over, under))
     return Ratio(value, margin, "" if not quicker.throttled else "≥" if quicker is under else "≤")
-
-
-def half_spread(row: Row) -> float:
-    """Return half the distance from the 20th to the 80th percentile in ms; 0 where they were not recorded."""
-    return (row.ms_p80 - row.ms_p20) / 2 if row.ms_p20 and row.ms_p80 else 0.0
 
 
 def questions(rows: Iterable[Row]) -> list[list[Row]]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import exp, isfinite, log
 from pathlib import Path
+from statistics import median
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -28,6 +29,7 @@ from tflabench.rows.labels import (
     waits_for_host,
 )
 from tflabench.rows.schema import Row
+from tflabench.rows.spread import of_row
 
 MOST_PROBLEMS = 16  # in the table, and
 MOST_FAILURES = 5  # kinds of failure below it, without --full
@@ -241,7 +243,7 @@ def changes(before: Mapping[str, Row], rows: Sequence[Row]) -> list[str]:
         if over and _sources(was) != _sources(now):
             spread = max(threshold_of(was, now).value, drifts[now.comparison_id])
             verdict = judge(was, now, Tolerance(spread)).verdict
-            text = f"within the {spread:.0%} by which occasions differ" if verdict == "same" else verdict
+            text = f"within the {100 * spread:.2g}% by which occasions differ" if verdict == "same" else verdict
             times = f"{milliseconds(was)} before, {milliseconds(now)} now"
             lines.append(f"{label(now)}  {now.pass_}  {size(now)}: {times}, {over.value:.2f} times: {text}")
     return lines
@@ -254,9 +256,9 @@ def _sources(row: Row) -> object:
 def notes(rows: Sequence[Row]) -> Iterator[str]:
     """Yield what the numbers of rows must be read with: noise, throttled GPUs, waiting hosts, ceilings."""
     if count := sum(bool(row.noisy) for row in rows):
-        alone = len({row.implementation for row in rows}) == 1
-        needed = "5%" if alone else "the place among the others needs"
-        yield f"noisy ({count}x): the median is less certain than {needed}"
+        yield f"noisy ({count}x): the standard error of the median is above 5%"
+    if apart := [2**0.5 * of_row(row) for row in rows if timed(row) and row.timer == "perf_counter"]:
+        yield f"on a CPU, kernels that differ by less than {median(apart):.0%} mostly do not show it: measure longer"
     if part := [row for row in rows if row.verified_steps and row.verified_steps < row.seq_len]:
         least = min(part, key=lambda row: (row.verified_steps or 0) / row.seq_len)
         steps = f"{least.verified_steps:,} of {least.seq_len:,} steps"

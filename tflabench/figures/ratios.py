@@ -18,6 +18,7 @@ from tflabench.figures.highlights import MOST
 from tflabench.figures.looks import Look, looks
 from tflabench.figures.model import Figure, Ink, Key, Panel, Rule, Shading
 from tflabench.figures.quantities import PASSES, Quantity, Rows, by_pass, drawable
+from tflabench.rows.spread import of_pair, on_another_occasion
 from tflabench.rows.table import frame
 
 RATIO = Quantity(
@@ -53,7 +54,7 @@ def draw(
             panels=panels,
             keys=(*keys, *([ambiguous] if part.rows["noisy"].any() else []), *key_of_crosses(panels)),
             caption=(
-                "Whiskers: what the intervals [min, p80] of both sides allow.",
+                "Whiskers: where 95% of ratios lie on another occasion.",
                 *missing(part.rows, part.axis, table),
                 *dict.fromkeys((provenance(a, runs[0]), provenance(b, runs[1]))),
             ),
@@ -78,11 +79,11 @@ def _frame(matches: Sequence[Match]) -> Rows:
 
 
 def _span(match: Match) -> tuple[float, float]:
-    """Return what the intervals [min, p80] of both sides allow the ratio to be."""
-    a, b = match.a, match.b
-    if not (a.ms_min and a.ms_p80 and b.ms_min and b.ms_p80):
+    """Return where the ratio lies on another occasion, with 95%."""
+    if not match.ratio:
         return np.nan, np.nan
-    return b.ms_min / a.ms_p80, b.ms_p80 / a.ms_min
+    half = on_another_occasion(of_pair(match.a, match.b))
+    return match.ratio * math.exp(-half), match.ratio * math.exp(half)
 
 
 def _panels(part: facets.Slice, table: dict[str, Look], threshold: float) -> Iterator[Panel]:

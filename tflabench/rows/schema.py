@@ -39,6 +39,7 @@ class Row(BaseModel):
         host_ms: what the host needs to enqueue a call, no part of the other times. The longer of it and `ms_median` is
             what a program that enqueues one call after the other takes.
         samples, warmup: calls timed, and calls before them, over all rounds.
+        samples_ms: the time of each call, compressed (see `rows.spread.unpacked`); None in rows of before it was kept.
         compile_s: CPU seconds of compiling, and what the first call took beyond tuning.
         tune_s: seconds of timing configurations of autotuners.
         check_s: seconds of the comparison with float64.
@@ -56,7 +57,7 @@ class Row(BaseModel):
         percent_of_own_roofline: what the FLOPs and bytes of this implementation take at least, over the median.
         rel_error: the largest deviation from float64 over output and gradients, root mean square over root mean
             square, within the first `verified_steps` of the sequence.
-        noisy: whether the median is known less well than ratios are shown (see `bench.timing`).
+        noisy: whether the standard error of the median is above 5% (see `bench.timing`).
         commit, source_hash: of the sources that measured it; `source_hash` is of what decides a number.
         node: name of the machine that measured it.
         mixed_versions: in what the node's sources, Python and packages differ from those of the process that drove the
@@ -104,6 +105,7 @@ class Row(BaseModel):
     ms_p80: float | None = None
     host_ms: float | None = None
     samples: int | None = None
+    samples_ms: str | None = None
     warmup: int | None = None
     protocol: str
     timer: str | None = None
