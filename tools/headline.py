@@ -19,7 +19,7 @@ from typing import NamedTuple
 from tflabench.conclusions.campaigns import Campaign, campaigns, conditions_of
 from tflabench.conclusions.markdown import plain
 from tflabench.conclusions.ratio import Ratio, comparable, fastest, questions, ratio
-from tflabench.implementations.registry import is_current, operation, our_kernels, owner
+from tflabench.implementations.registry import get, is_current, operation, our_kernels, owner
 from tflabench.rows.journal import TIMES, is_packed
 from tflabench.rows.labels import PASS_TITLES, heads, mark
 from tflabench.rows.load import find_results
@@ -249,10 +249,13 @@ def _section(devices: Sequence[Sequence[HeadlineOccasion]], root: Path) -> Itera
     name = shown[0].preset
     title = load_preset(name).title if name in preset_names() else name
     columns = _columns(shown)
+    tables = _of_one_version(columns)
     names = ", ".join(dict.fromkeys(row.device for question in columns for row in question.rows[:1]))
     peers = _strongest_first(columns)
     yield from (f"## {plain(f'{title} ({names})')}", "", f"{columns[0].size}:", "")
-    yield from (*_table(columns, peers[:MOST_PEERS]), "")
+    for part in tables:
+        yield from (f"Kernels of ours: {_versions_in_words(part)}.", "") if len(tables) > 1 else ()
+        yield from (*_table(part, peers[:MOST_PEERS]), "")
     if len(peers) > MOST_PEERS:
         yield f"- {len(peers) - MOST_PEERS} more peers: in the rows."
     timed = [pair for each in columns for pair in each.pairs.values() if pair.peer.status == "ok" and pair.ours]
@@ -273,6 +276,47 @@ def _section(devices: Sequence[Sequence[HeadlineOccasion]], root: Path) -> Itera
         again = command([run.get("arguments", ()) for run in each.campaign.runs.values()] or [()])
         yield f"- Again, {short[each.campaign.device]}: `{again} --out again`"
     yield ""
+
+
+def kernel_versions(rows: Iterable[Row]) -> dict[tuple[str, int | None], set[int]]:
+    """Return the versions among rows by family of our kernels: the first word of its names, and today's version."""
+    versions: dict[tuple[str, int | None], set[int]] = defaultdict(set)
+    for row in rows:
+        if row.implementation in our_kernels():
+            family = row.implementation.partition("_")[0], get(row.implementation).version
+            versions[family].add(row.kernel_version or 0)
+    return versions
+
+
+def _shown_versions(questions: Iterable[Question]) -> dict[tuple[str, int | None], set[int]]:
+    best = [(question.ours(), *(pair.ours for pair in question.pairs.values())) for question in questions]
+    return kernel_versions(row for rows in best for row in rows if row)
+
+
+def _versions_in_words(questions: Iterable[Question]) -> str:
+    """Return "hopper 26, tfla 5"; "changed" in place of a number where they launch something else since."""
+    return ", ".join(
+        f"{name} {' and '.join(str(version or 'changed') for version in sorted(versions))}"
+        for (name, _), versions in _shown_versions(questions).items()
+    )
+
+
+def _of_one_version(columns: Sequence[Question]) -> list[list[Question]]:
+    """Return columns apart where devices have other versions of our kernels: those of a table are of the same."""
+    tables: list[list[Question]] = []
+    for device in dict.fromkeys(question.rows[0].device for question in columns):
+        part = [question for question in columns if question.rows[0].device == device]
+        of_part = _shown_versions(part)
+        alike = (
+            table
+            for table in tables
+            if all(of_part.get(name, versions) == versions for name, versions in _shown_versions(table).items())
+        )
+        if table := next(alike, None):
+            table += part
+        else:
+            tables.append(part)
+    return tables
 
 
 def _columns(occasions: Sequence[HeadlineOccasion]) -> list[Question]:

@@ -20,6 +20,7 @@ from tflabench.conclusions import claims_page
 from tflabench.conclusions.campaigns import conditions_of
 from tflabench.conclusions.ratio import fastest, ratio
 from tflabench.implementations.registry import operation, our_kernels, owner
+from tflabench.problem import InputError
 from tflabench.rows.load import read_results
 from tflabench.rows.schema import Row
 from tflabench.theory.held_out import stored
@@ -47,10 +48,17 @@ def readme_table(results: Path) -> Iterator[str]:
     """Yield our fastest kernel and its fastest peer by operation at T = 4096 on an H100, then what measured them.
 
     Operations of which a peer ran with another Triton only have a second line.
+
+    Raises:
+        InputError: rows are of several versions of one kernel of ours.
     """
     yield "| operation | peer | forward: ours | peer | ratio | forward + backward: ours | peer | ratio |"
     yield "|---|---|---:|---:|---:|---:|---:|---:|"
     fig4, other = (results / "h100" / name for name in ("paper-fig4", "paper-fig4-triton-3.7.1"))
+    shown = [row for folder in (fig4, other) for row in ok_rows(folder, seq_len=4096)]
+    for (name, _), versions in headline.kernel_versions(shown).items():
+        if len(versions) > 1:
+            raise InputError(f"README's table would have {name} kernels of versions {versions}: measure its rows again")
     usual = {(row.implementation, row.pass_) for row in ok_rows(fig4, seq_len=4096)}
     for title, name in OPERATIONS.items():
         for folder, version in ((fig4, ""), (other, ", Triton 3.7.1")):

@@ -12,6 +12,7 @@ from committed import committed_checkout
 from repository import ROOT
 from synthetic import APART, RUN, row, write
 
+from tflabench.problem import InputError
 from tflabench.rows.schema import Row
 
 RUN = RUN | {"arguments": ["sweep", "--preset", "paper-fig4", "--impl", "tfla*"], "commit": "0123456789ab"}
@@ -120,3 +121,24 @@ def test_a_second_occasion_of_the_same_versions_says_how_far_ratios_are_apart(tm
 def test_kernels_that_changed_after_they_were_measured_are_named(tmp_path):
     rows = [at("hopper_sig", 512, 1.0, kernel_version=0), at("fla_gla", 512, 3.0)]
     assert "- Kernels of ours that changed after this was measured: hopper_sig.\n" in page(tmp_path, rows)
+
+
+def test_devices_with_other_versions_of_our_kernels_have_tables_of_their_own(tmp_path):
+    def heads_of(version: int) -> list[str]:
+        measured = [at("hopper_sig", 512, 1.0, kernel_version=version), at("nxai_sig_xl", 512, 2.0)]
+        other = [each.model_copy(update=H100 | {"kernel_version": 26}) for each in measured]
+        write(tmp_path / "h100", other, run=RUN)
+        return [line for line in page(tmp_path, measured).splitlines() if line.startswith(("|peer", "Kernels"))]
+
+    assert len(heads_of(26)) == 1
+    words, first, more_words, second = heads_of(25)
+    assert {words, more_words} == {"Kernels of ours: hopper 25.", "Kernels of ours: hopper 26."}
+    assert {"H100" in first, "H200" in first} == {"H100" in second, "H200" in second} == {True, False}
+
+
+def test_the_table_of_the_readme_refuses_two_versions_of_a_kernel(tmp_path):
+    rows = [at("hopper_sig", 4096, 1.0, kernel_version=26), at("hopper_exp", 4096, 1.0, kernel_version=25)]
+    for name in ("paper-fig4", "paper-fig4-triton-3.7.1"):
+        write(tmp_path / "h100" / name, rows, run=RUN)
+    with pytest.raises(InputError, match="versions"):
+        list(pages.readme_table(tmp_path))

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 
 from tflabench.bench.comparison_run import ComparisonRun, PointRun
 from tflabench.bench.machine import Machine
-from tflabench.bench.protocol import Protocol
+from tflabench.bench.protocol import VERSION, Protocol
 from tflabench.bench.provenance import commit, source_hash
 from tflabench.bench.theory_columns import impossible, modelled
 from tflabench.implementations.registry import versions_used
@@ -64,6 +64,7 @@ class Occasion:
             **asdict(used),
             device=self.machine.name,
             protocol=self.protocol.name,
+            protocol_version=VERSION,
             commit=commit(),
             source_hash=source_hash(),
             node=self.node,

@@ -32,7 +32,8 @@ def conditions_of(rows: Iterable[Row], runs: Mapping[str, Any]) -> dict[str, lis
     values: dict[str, set[str]] = defaultdict(set)
     for row in rows:
         described = conditions(runs.get(row.run_id, {}))
-        for name, value in {**described, "device": row.device, "protocol": row.protocol}.items():
+        described |= {"device": row.device, "protocol": f"{row.protocol} {row.protocol_version}"}
+        for name, value in described.items():
             values[name].add(value)
     return {name: sorted(several) for name, several in values.items()}
 

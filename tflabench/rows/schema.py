@@ -40,6 +40,8 @@ class Row(BaseModel):
             what a program that enqueues one call after the other takes.
         samples, warmup: calls timed, and calls before them, over all rounds.
         samples_ms: the time of each call, compressed (see `rows.spread.unpacked`); None in rows of before it was kept.
+        protocol_version: of what the columns mean, whatever the protocol; 1 in rows of before it was counted. Since 2
+            gates are drawn by `gates`, the clock alone says `throttled`, `noisy` is a standard error, and samples stay.
         compile_s: CPU seconds of compiling, and what the first call took beyond tuning.
         tune_s: seconds of timing configurations of autotuners.
         check_s: seconds of the comparison with float64.
@@ -108,6 +110,7 @@ class Row(BaseModel):
     samples_ms: str | None = None
     warmup: int | None = None
     protocol: str
+    protocol_version: int = 1
     timer: str | None = None
     compile_s: float | None = None
     tune_s: float | None = None
