@@ -1,8 +1,11 @@
 """Run forward and backward of TFLA for the delta rule, kernel by kernel.
 
 forward:  inverses of tiles (inverses) -> errors R, states of chunks (walks) -> o (`scalar.tfla.outputs`)
-backward: states again (`scalar.tfla.states`), inverses and scores of tiles (inverses) -> dV, dbeta, gradients of states
-          (walks) -> dq, dk (`scalar.tfla.outputs`) -> dg (`scalar.gates`)
+backward: inverses and scores of tiles (inverses) -> dV, dbeta, gradients of states (walks) -> dq, dk
+          (`scalar.tfla.outputs`) -> dg (`scalar.gates`)
+
+Backward reads the states that forward met. Made again from R they would drift: forward corrects in each error what
+rounding did to the state before, and without decay nothing else does.
 
 With its errors R for v and beta for an input gate it is a linear RNN with scalar gates, so o, dq and what the state
 gives k are made by the kernels of these. That k reads the state too, to make the errors, is one reader more: with k in
@@ -17,8 +20,10 @@ import torch
 from torch import Tensor
 
 from tflabench.kernels.common.contract import Arguments, KernelOptions, Kernels
+from tflabench.kernels.common.cover import cdiv
 from tflabench.kernels.common.descriptors import aligned, made_like
 from tflabench.kernels.common.device import refuses_tensors
+from tflabench.kernels.common.places import fitting, tiles_of
 from tflabench.kernels.common.sizes import Sizes
 from tflabench.kernels.common.tensors import sum_shared, unflatten
 from tflabench.kernels.delta import plan as plans
@@ -26,7 +31,6 @@ from tflabench.kernels.scalar.gates import GradientSums, RowSums, gate_gradients
 from tflabench.kernels.scalar.plan import tfla
 from tflabench.kernels.scalar.tfla.call import EdgeStates, Inputs
 from tflabench.kernels.scalar.tfla.outputs import Role, d_keys, d_queries, launch
-from tflabench.kernels.scalar.tfla.states import ChunkInputs, walk
 from tflabench.kernels.state import State
 from tflabench.kernels.types import SIMPLE_GLA, Gating
 
@@ -48,9 +52,13 @@ def kernels() -> Kernels:
 
 
 def empty_saved(q: Tensor, v: Tensor, options: KernelOptions) -> tuple[Tensor, ...]:
-    """Return errors as `forward` saves them, uninitialised."""
-    del q, options
-    return (torch.empty_like(v, memory_format=torch.contiguous_format),)
+    """Return errors and states as `forward` saves them, uninitialised."""
+    steps, chunk = v.shape[2], options.chunk_size
+    if options.bounds is not None:
+        chunk = fitting(options.bounds, chunk)
+        steps = tiles_of(options.bounds, chunk) * chunk
+    states = q.new_empty((*v.shape[:2], cdiv(steps, chunk), q.shape[-1], v.shape[-1]))
+    return torch.empty_like(v, memory_format=torch.contiguous_format), states
 
 
 def takes_documents(bounds: list[int], q: Tensor, v: Tensor, *, states: bool) -> bool:
@@ -72,7 +80,7 @@ def default_chunk_size(q: Tensor, v: Tensor, *, gate: Gating, backward: bool = T
 
 
 def forward(arguments: Arguments, options: KernelOptions) -> tuple[Tensor, State | None, tuple[Tensor, ...]]:
-    """Return o like v, the last state or None, and the errors."""
+    """Return o like v, the last state or None, and the errors and the states before chunks."""
     q, k, v = (aligned(x) for x in arguments[:3])
     call = DeltaCall.of(arguments._replace(q=q, k=k, v=v), options)
     first = _matrix(arguments.initial)
@@ -81,7 +89,7 @@ def forward(arguments: Arguments, options: KernelOptions) -> tuple[Tensor, State
     h, _ = launch(call.scalar, call.scalar.plan.h, Role(q, k, errors, v, edges, None, reverse=False))
     h = made_like(h, arguments.v)
     assert h is not None
-    return h, State(states.last) if options.return_last_state else None, (errors,)
+    return h, State(states.last) if options.return_last_state else None, (errors, states.states)
 
 
 def backward(
@@ -89,11 +97,9 @@ def backward(
 ) -> tuple[Tensor | None, ...]:
     """Return gradients (dq, dk, dv, dg, dbeta, dC, None); those of absent inputs are None."""
     q, k, v, do = (aligned(x) for x in (*arguments[:3], do))
-    call, (errors,) = DeltaCall.of(arguments._replace(q=q, k=k, v=v), options), saved
+    call, (errors, states) = DeltaCall.of(arguments._replace(q=q, k=k, v=v), options), saved
     scalar, plan = call.scalar, call.scalar.plan
     first, last = _matrix(arguments.initial), _matrix(d_last)
-    states = walk(scalar, plan.forward_states, ChunkInputs(k, errors, first), q.dtype).states
-    assert states is not None
     back = gradients_of_states(call, DeltaInputs(q, k, v, errors, do), states, last)
     before, after = EdgeStates(states, None, first is not None), EdgeStates(back.states.states, None, last is not None)
 

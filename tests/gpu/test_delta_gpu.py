@@ -15,8 +15,9 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SHAPES = ((16, 16), (48, 80), (64, 64), (96, 192), (128, 128), (128, 256))
 CASES = [
-    *(Case(T, *shape, states=True, dtype=dtype) for T in (1, 15, 63, 64, 100, 1000) for shape in SHAPES
-      for dtype in DTYPES),
+    # Of few steps more heads: the error of one number says nothing.
+    *(Case(T, *shape, states=True, heads=16 if T < 63 else 1, dtype=dtype) for T in (1, 15, 63, 64, 100, 1000)
+      for shape in SHAPES for dtype in DTYPES),
     *(Case(4096, 128, 256, gates, keys, beta, 256, heads=2, sharing=2, dtype=torch.bfloat16)
       for gates in ("none", "usual", "open", "strong", "resets") for keys in ("random", "alike", "repeated")
       for beta in ("usual", 1.0, 2.0)),

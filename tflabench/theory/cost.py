@@ -417,7 +417,6 @@ def _delta_backward_flop_terms(formulation: Formulation, d_qk: Number, d_hv: Num
         return scores | {"dR = S^T dH": over_hv, "dV = (I + A)^-T dR": over_hv} | of_pairs
     tile_qk, tile_hv = (Polynomial(linear=2 * F * DELTA_TILE * d) for d in (d_qk, d_hv))
     return {
-        "C kernel: K^T R, again": Polynomial(constant=2 * dd, linear=2 * dd),
         "tile kernel: K K^T, again": tile_qk,
         "tile kernel: Q K^T, again": tile_qk,
         "tile kernel: (I + A)^-1, again": solve,
@@ -494,7 +493,7 @@ def backward_byte_terms(
     """Bytes of the backward pass, counted as Table 9 counts the forward: every kernel reads its inputs once.
 
     Chunkwise: one kernel computes the states again, one walks their gradients, and dQ, dK, dV have one each, which also
-    sum q.dq and k.dk for the gates' gradients; so dQ reads q, and dK reads k.
+    sum q.dq and k.dk for the gates' gradients; so dQ reads q, and dK reads k. The delta rules keep the states.
     """
     _check(formulation, gate)
     of_qk = d_qk / group if group > 1 else d_qk
@@ -514,8 +513,6 @@ def backward_byte_terms(
     if GATES[gate].delta:
         pairs = Polynomial(linear=2 * DELTA_TILE * element_bytes)  # the inverse, and Q K^T of tiles
         return {
-            "C kernel, load": qk + hv + gates,
-            "C kernel, store": state,
             "tile kernel, load": qk * 2 + gates,
             "tile kernel, store": pairs,
             "dC kernel, load": inputs + gates + pairs + state,
