@@ -35,6 +35,7 @@ from tflabench.kernels.state import State
 from tflabench.kernels.types import SIMPLE_GLA, Gating
 
 from .call import DeltaCall
+from .sums import added
 from .walks import DeltaInputs, errors_and_states, gradients_of_states
 
 
@@ -112,7 +113,7 @@ def backward(
     read, kdk_read = launch(minus, plan.dq, by_k)
     by_k = by_k._replace(x=errors, y=back.dv, states=nothing, reverse=True)
     by_reads, kdk_by_reads = launch(minus, plan.dk, by_k)
-    dk = sum((sum_shared(x, k).float() for x in (written, by_reads)), sum_shared(read, k).float()).to(k.dtype)
+    dk = added((written, by_reads, read), k)
 
     dg = dbeta = None
     if options.gate_gradients:

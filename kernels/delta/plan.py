@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tflabench.kernels.common.cover import cdiv, next_power_of_2
 from tflabench.kernels.common.sizes import Device, Sizes
@@ -31,6 +31,11 @@ class WalkTiles:
     warps: int
     stages: int
     parts: int
+
+    @property
+    def backward(self) -> WalkTiles:
+        """Return the tiles of the walk backward, whose operands take as many registers as its state."""
+        return replace(self, columns=max(16, min(self.columns, 2**12 // self.channels)))
 
     def shared_bytes(self, size: int, architecture: int) -> int:
         """Return what Triton allots a program of shared memory, at most, for elements of `size` bytes."""

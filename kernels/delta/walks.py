@@ -31,6 +31,7 @@ from tflabench.kernels.common.rows import load_matrix, load_rows, store_matrix, 
 
 from .call import DeltaCall
 from .inverses import OfTiles, of_tiles
+from .plan import WalkTiles
 
 
 class DeltaSizes(NamedTuple):
@@ -296,7 +297,7 @@ def errors_and_states(call: DeltaCall, k: Tensor, v: Tensor, first: Tensor | Non
     """Return R like v, contiguous, and the states before chunks; `first`: (B, H, d_qk, d_hv) float32, None for zero."""
     errors = torch.empty_like(v, memory_format=torch.contiguous_format)
     states, matrices = _matrices(call, k, v, of_tiles(call, k), first)
-    _launch(call, walk_errors, [k, v, errors], matrices, ())
+    _launch(call, call.tiles, walk_errors, [k, v, errors], matrices, ())
     return errors, states
 
 
@@ -309,11 +310,12 @@ def gradients_of_states(call: DeltaCall, inputs: DeltaInputs, states: Tensor, la
     q, k, v, errors, do = inputs
     batch, heads, T = call.scalar.gates.log_f.shape
     back, matrices = _matrices(call, k, v, of_tiles(call, k, q), last)
-    blocks, dv = cdiv(v.shape[-1], call.tiles.columns), torch.empty_like(v)
+    tiles, dv = call.tiles.backward, torch.empty_like(v)
+    blocks = cdiv(v.shape[-1], tiles.columns)
     dbeta = v.new_empty((batch, heads, blocks, T), dtype=torch.float32)
     through = v.new_zeros((*back.states.shape[:3], blocks), dtype=torch.float32)
     sums = Sums(call.scalar.gates.log_f, dbeta, through)
-    _launch(call, walk_gradients, [q, k, errors, do, dv], matrices._replace(other=states), (sums,))
+    _launch(call, tiles, walk_gradients, [q, k, errors, do, dv], matrices._replace(other=states), (sums,))
     return DeltaGradients(dv, dbeta.sum(2), back, through.sum(-1))
 
 
@@ -329,9 +331,11 @@ def _matrices(
     return DeltaStates(states, after), DeltaMatrices(*tiles, before, after, states, None, *of_documents)
 
 
-def _launch(call: DeltaCall, walk: Any, tensors: list[Tensor], matrices: DeltaMatrices, sums: tuple[Sums, ...]) -> None:
+def _launch(
+    call: DeltaCall, tiles: WalkTiles, walk: Any, tensors: list[Tensor], matrices: DeltaMatrices, sums: tuple[Sums, ...]
+) -> None:
     """Launch a walk over tensors whose second last is like v, and their first like k."""
-    tiles, (batch, heads, T) = call.tiles, call.scalar.gates.log_f.shape
+    batch, heads, T = call.scalar.gates.log_f.shape
     (d_qk, qk_heads), d_hv = (tensors[0].shape[-1], tensors[0].shape[1]), tensors[-1].shape[-1]
     documents = call.places.documents if call.places else 1
     sizes = DeltaSizes(

@@ -47,7 +47,7 @@ def launches(
     return caught
 
 
-OWN = ("tile_inverses", "walk_errors", "walk_gradients", "normalize_rows")
+OWN = ("tile_inverses", "walk_errors", "walk_gradients", "normalize_rows", "add_rows")
 
 
 def main() -> None:
