@@ -112,8 +112,36 @@ def test_a_model_computes_the_same_before_inside_and_after(hf):
     for model in (before, inside):
         assert_same(everything(model), wanted)
     assert handle.calls == 2 * (2 + 8 * 2)
-    assert len(handle.replaced) == 2
-    assert all(name.endswith(("Backend._train_fn", "Backend._inference_fn")) for name in handle.replaced)
+    of_xlstm = [name for name in handle.replaced if "Backend" in name]
+    assert len(of_xlstm) == 2
+    assert all(name.endswith(("._train_fn", "._inference_fn")) for name in of_xlstm)
+
+
+@pytest.mark.parametrize(("model", "value_heads"), [("qwen3_next", 2), ("olmo_hybrid", 1)])
+def test_models_with_the_delta_rule_compute_the_same(model, value_heads, monkeypatch):
+    """Qwen3-Next, whose heads of q and k serve two of v, and Olmo Hybrid, whose step sizes are up to 2."""
+    modeling: Any = library(f"transformers.models.{model}.modeling_{model}")
+    build_it, config = {
+        "qwen3_next": (modeling.Qwen3NextForCausalLM, modeling.Qwen3NextConfig),
+        "olmo_hybrid": (modeling.OlmoHybridForCausalLM, modeling.OlmoHybridConfig),
+    }[model]
+    sizes = {
+        "vocab_size": 97, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
+        "num_key_value_heads": 1, "head_dim": 32, "linear_num_key_heads": 2, "linear_num_value_heads": 2 * value_heads,
+        "linear_key_head_dim": 16, "linear_value_head_dim": 32, "num_experts": 2, "num_experts_per_tok": 1,
+        "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32, "pad_token_id": 0, "eos_token_id": 1,
+        "bos_token_id": 2, "layer_types": ["linear_attention", "full_attention"],
+    }  # fmt: skip
+    network = build_it(config(**sizes))
+    with monkeypatch.context() as plain:  # fla's kernels, which stand there where fla is installed, need a GPU
+        for name in ("torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule"):
+            plain.setattr(modeling, name, getattr(modeling, name).__wrapped__)
+        wanted = everything(network)
+    with install("transformers") as handle:
+        found = everything(network)
+        assert handle.calls == 1 + 8  # a pass and eight tokens through one layer
+    tiny = {name for name, x in wanted.items() if name.endswith("weight") and x.norm() < 1e-8}  # of one expert's gate
+    assert_same(*({name: x for name, x in each.items() if name not in tiny} for each in (found, wanted)))
 
 
 def test_training_takes_any_length(hf):

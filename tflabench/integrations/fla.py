@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from torch import Tensor
+
 from tflabench.kernels.compat import fla as ours
 
 from .core import Installed, Replacement, stand_in, wherever
@@ -55,6 +57,11 @@ def refuses(given: dict[str, Any]) -> str | None:
         return "it has both g and g_gamma"
     if given.get("cp_context") is not None:
         return "it has a part of a sequence"
-    if any(given[name].shape[-1] % 16 for name in "qv"):
+    return refuses_sizes(given["q"], given["v"])
+
+
+def refuses_sizes(q: Tensor, v: Tensor) -> str | None:
+    """Return why our kernels do not take tensors with these head dimensions, or None."""
+    if any(x.shape[-1] % 16 for x in (q, v)):
         return "a head dimension is no multiple of 16: ours would run in plain PyTorch"
     return None

@@ -1,7 +1,9 @@
-"""Hugging Face's xLSTM: `transformers.models.xlstm`, with the package xlstm and without it.
+"""Hugging Face's xLSTM, with the package xlstm and without it, and its models with the gated delta rule.
 
-Without it, transformers has an xLSTMBackend of its own in plain PyTorch, whose instances keep two functions: one for
+Without xlstm, transformers has an xLSTMBackend of its own in plain PyTorch, whose instances keep two functions: one for
 training and one for inference. With it, the model is made of blocks of xlstm, whose backend is that of mlstm_kernels.
+Layers with the delta rule look up two functions of their module at each call, whose kernels are those of fla where that
+is installed.
 """
 
 from __future__ import annotations
@@ -9,20 +11,34 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from tflabench.ops import State, gated_delta_net
+
 from . import mlstm, mlstm_kernels, xlstm
-from .core import Installed, Replacement, check_versions, kept_by_instances
+from .core import Installed, Replacement, check_versions, kept_by_instances, stand_in
+from .fla import refuses_sizes
 
 VERSIONS = {"transformers": ("5.17", "5.18", "5.19", "5.20", "5.21", "5.22", "5.23", "5.24")}
 MODULE = "transformers.models.xlstm.modeling_xlstm"
+DELTA_MODELS: dict[str, Literal[1, 2]] = {
+    "qwen3_next": 1,
+    "qwen3_5": 1,
+    "qwen3_5_moe": 1,
+    "olmo_hybrid": 2,
+}  # and the largest step size
+DELTA_RULES = ("torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule")
 
 
 def plan(handle: Installed, force: bool) -> list[Replacement]:
     """Return what to replace."""
+    return _xlstm_plan(handle, force) + _delta_plan(handle)
+
+
+def _xlstm_plan(handle: Installed, force: bool) -> list[Replacement]:
     modeling: Any = importlib.import_module(MODULE)
     if modeling.external_xlstm:
         check_versions(xlstm.VERSIONS, force=force)
@@ -32,6 +48,62 @@ def plan(handle: Installed, force: bool) -> list[Replacement]:
         Replacement(f"xLSTMBackend.{name}", backend, name, kept_by_instances(name, _instead(handle, function)))
         for name, function in (("_train_fn", _train), ("_inference_fn", _infer))
     ]
+
+
+def _delta_plan(handle: Installed) -> list[Replacement]:
+    replacements: list[Replacement] = []
+    for model, beta_max in DELTA_MODELS.items():
+        try:
+            modeling = importlib.import_module(f"transformers.models.{model}.modeling_{model}")
+        except ModuleNotFoundError:
+            handle.leave(model, "this transformers does not have it")
+            continue
+        for name in DELTA_RULES:
+            function = getattr(modeling, name, None)
+            if not hasattr(function, "__wrapped__"):  # its layers keep what they call
+                handle.leave(f"{model}.{name}", "needs transformers 5.24 or newer")
+                continue
+            ours = functools.partial(_gated_delta_rule, beta_max)
+            replacements.append(
+                Replacement(f"{model}.{name}", modeling, name, stand_in(handle, function, ours, _refuses))
+            )
+    return replacements
+
+
+def _refuses(given: dict[str, Any]) -> str | None:
+    return refuses_sizes(given["query"], given["value"])
+
+
+def _gated_delta_rule(
+    beta_max: Literal[1, 2],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    cu_seqlens: Tensor | None = None,
+    **of_attention: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """Compute what `torch_chunk_gated_delta_rule` and `torch_recurrent_gated_delta_rule` do.
+
+    Args:
+        query, key: (B, T, H, d_qk); value: (B, T, H_v, d_hv); g, beta: (B, T, H_v).
+        of_attention: what the model hands to layers of attention, and a chunk size; not read.
+    """
+    del of_attention
+    o, last = gated_delta_net(
+        query, key, value, g, beta,
+        layout="bthd",
+        l2_normalize=use_qk_l2norm_in_kernel,
+        initial_state=None if initial_state is None else State(initial_state),
+        return_last_state=True,
+        cu_seqlens=cu_seqlens,
+        beta_max=beta_max,
+    )  # fmt: skip
+    return o, last.C if output_final_state else None
 
 
 def _instead(handle: Installed, function: Callable[..., Any]) -> Callable[[Any, Any], Any]:
