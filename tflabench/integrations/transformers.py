@@ -59,7 +59,7 @@ def _delta_plan(handle: Installed) -> list[Replacement]:
             handle.leave(model, "this transformers does not have it")
             continue
         for name in DELTA_RULES:
-            function = getattr(modeling, name, None)
+            function: Any = getattr(modeling, name, None)
             if not hasattr(function, "__wrapped__"):  # its layers keep what they call
                 handle.leave(f"{model}.{name}", "needs transformers 5.24 or newer")
                 continue
