@@ -197,6 +197,7 @@ def sweep(  # noqa: PLR0913  public
     resume: bool = True,
     timeout: float = 300.0,
     stop_after: float | None = None,
+    times: str | Sequence[str] | None = None,
     **axes: Unpack[Axes],
 ) -> pd.DataFrame:
     """Measure as the command `tflabench sweep` does, and return the rows of all points asked for.
@@ -217,6 +218,7 @@ def sweep(  # noqa: PLR0913  public
         resume: measure only what the results folder lacks.
         timeout: seconds for one point.
         stop_after: begin no point after this many seconds; the same call then measures the rest.
+        times: of each point: "cold", "graph" and "eager"; None for those of the preset.
         axes: see `Axes`: seq_len=[512, 1024], head_dim="64:256:x2", pass_="fw".
 
     Raises:
@@ -238,7 +240,8 @@ def sweep(  # noqa: PLR0913  public
     stop_at = end_of(stop_after)
     devices = Devices(device, tuple(_listed(gpu)), gpus, executor, ray_address, allow_mixed_versions)
     plugins = _plugged_in(plugin)
-    request = Request(preset, _parsed(cast("Any", axes)), None if impl is None else _listed(impl))
+    taken = None if times is None else _listed(times)
+    request = Request(preset, _parsed(cast("Any", axes)), None if impl is None else _listed(impl), times=taken)
     rules = Rules(timeout_s=timeout, plugins=plugins, stop_at=stop_at)
     folder = None if out is None else Path(out)
     return frame(measure(request, devices, rules, folder, ProgressPrinter(), resume).rows)

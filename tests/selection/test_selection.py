@@ -243,7 +243,7 @@ def test_a_preset_is_a_file_too(tmp_path):
     [
         (('title = "Mine"', ""), "it has no title: expected a string, such as"),
         (("[[group]]", "[[groups]]"), "it has no group: expected one [[group]] or more"),
-        (('title = "Mine"', 'titel = "x"\ntitle = "Mine"'), "it has an unknown field 'titel'; did you mean title?"),
+        (('title = "Mine"', 'titel = "x"\ntitle = "Mine"'), "it has an unknown field 'titel'; did you mean title"),
         (("seq_len = 64", "seq_len = 0"), "seq_len is 0: it must be at least 1"),
         (("seq_len = 64", "seq_len = 64\nfamily = 'mlstm'"), "family is 'mlstm': expected a list of families"),
     ],

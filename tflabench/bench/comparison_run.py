@@ -96,7 +96,9 @@ class PointRun:
         self.state = "prepared"
         self.turns.append(Turn(**result["turn"]))
         self.measure_s += result["seconds"]
-        self.columns |= result.get("columns", {})
+        columns = result.get("columns", {})
+        self.columns["details"] |= {name: columns.pop(name) for name in ("times", "untimed") if name in columns}
+        self.columns |= columns
         if result["sm_clock_mhz"]:
             self.clocks.append(result["sm_clock_mhz"])
         if result["throttled"] is not None:

@@ -232,9 +232,13 @@ class Clocks:
     """SM clock and throttle reasons of the current GPU, read while it works; empty without nvidia-ml-py.
 
     Never sets a clock.
+
+    Attributes:
+        locked_mhz: to which the user says that it is locked; None where it may go as high as it can.
     """
 
     device: torch.device
+    locked_mhz: float | None = None
     sm_mhz: list[int] = field(default_factory=list)
     reasons: set[str] = field(default_factory=set)
 
@@ -254,10 +258,19 @@ class Clocks:
         has one as soon as it goes a step of 15 MHz back, which is less than ratios show
         (docs/decisions/2026-11-26-throttled-by-two-percent.md).
         """
-        highest = highest_clock(self.device)
+        highest = self.locked_mhz or highest_clock(self.device)
         if highest is None or self.median_mhz is None:
             return None
         return self.median_mhz < (1 - HELD_BACK) * highest
+
+    def joules(self) -> float | None:
+        """Return the energy that the GPU has taken since its driver was loaded, in J; None where it does not tell."""
+        if self._nvml is None:
+            return None
+        try:
+            return self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle) / 1e3
+        except self._nvml.NVMLError:
+            return None
 
     def read(self) -> None:
         """Read the SM clock and the reasons for holding it back, if there is anything to ask."""

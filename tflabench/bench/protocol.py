@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf
+from typing import Any
 
+TIMES = ("cold", "graph", "eager")
 VERSION = 2  # of how a row is measured, whatever its protocol: raised when its numbers mean something else
 
 
@@ -21,6 +24,8 @@ class Protocol:
         min_rounds, max_rounds: bounds of the rounds of a comparison.
         settled_rounds: no further round is needed once the standard error of an implementation's median is below this,
             relative to it; or once its place among the others is certain (see `timing.settled`).
+        times: of TIMES, those that are taken; "cold" is always.
+        locked_mhz: to which the user says that the clock of the GPU is locked; None where it may go as high as it can.
         verify_s: time that the float64 oracle of the correctness gate may take; `verified_steps` says how far it went.
     """
 
@@ -36,6 +41,8 @@ class Protocol:
     max_rounds: int = 6
     settled_rounds: float = 0.01
     verify_s: float = 0.8
+    times: Sequence[str] = ("cold",)
+    locked_mhz: float | None = None
 
     @property
     def brief(self) -> Protocol:
@@ -44,9 +51,9 @@ class Protocol:
             self, warmup_iterations=3, warmup_s=0.02, min_samples=5, max_samples=10, budget_s=0.05, cap_s=1.0
         )
 
-    def verifying_within(self, seconds: float | None) -> Protocol:
-        """Return the same rules with another `verify_s`, where one is given."""
-        return self if seconds is None else replace(self, verify_s=seconds)
+    def with_(self, **changes: Any) -> Protocol:
+        """Return the same rules with other values of some fields, where they are not None."""
+        return replace(self, **{name: value for name, value in changes.items() if value is not None})
 
 
 STANDARD = Protocol("standard")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tflabench.bench.protocol import PAPER, PROTOCOLS, Protocol
+from tflabench.bench.protocol import PAPER, PROTOCOLS, TIMES, Protocol
 from tflabench.implementations.registry import nearest
-from tflabench.problem import DeviceKind, InputError
+from tflabench.problem import DeviceKind, InputError, one_of
 from tflabench.selection.axes import Values
 from tflabench.selection.comparisons import Comparison, comparisons
 from tflabench.selection.points import Point, select_points
@@ -34,6 +34,8 @@ class Request:
         patterns: of implementations; None for those of the preset and all plugged in.
         paper_protocol: whether to take exactly the warm-ups and samples of the paper.
         verify_s: seconds of the correctness gate; None for the protocol's.
+        times: as `Protocol.times`; None for the preset's.
+        locked_mhz: as `Protocol.locked_mhz`.
     """
 
     preset: str = "quick"
@@ -41,6 +43,8 @@ class Request:
     patterns: Sequence[str] | None = None
     paper_protocol: bool = False
     verify_s: float | None = None
+    times: Sequence[str] | None = None
+    locked_mhz: float | None = None
 
     def select(self, kind: DeviceKind) -> Selection:
         """Return the points and the protocol on a kind of device.
@@ -53,5 +57,12 @@ class Request:
         name = preset.protocol.get(kind, "standard")
         if name not in PROTOCOLS:
             raise InputError(f"preset {self.preset} has protocol {name!r}; {nearest(str(name), PROTOCOLS)}")
-        protocol = (PAPER if self.paper_protocol else PROTOCOLS[name]).verifying_within(self.verify_s)
+        times = self.times or preset.times
+        for each in times:
+            one_of("--times", each, TIMES)
+        if "cold" not in times:
+            raise InputError(f"--times is {','.join(times)}: it must have cold, which ratios are taken of")
+        protocol = (PAPER if self.paper_protocol else PROTOCOLS[name]).with_(
+            verify_s=self.verify_s, times=tuple(times), locked_mhz=self.locked_mhz
+        )
         return Selection(preset, points, comparisons(points), protocol)

@@ -149,7 +149,10 @@ def _holds(point: Point, row: Row, protocol: Protocol, device: str) -> bool:
         return False
     if row.status == "unsupported" and row.details.get("refused") != LATE:
         return point.implementation.refuses(point.problem, device) is not None
-    return row.protocol == protocol.name or row.status == "unsupported"
+    if row.status != "ok":
+        return row.protocol == protocol.name or row.status == "unsupported"
+    taken = {"cold", *row.details.get("times", ())}
+    return (row.protocol, row.locked_mhz) == (protocol.name, protocol.locked_mhz) and taken >= set(protocol.times)
 
 
 def outdated(point: Point, row: Row) -> str | None:

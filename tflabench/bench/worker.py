@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib.util import find_spec
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -220,7 +221,8 @@ class Worker:
         """Sample a point that this process has prepared; its `turn` is a `timing.Turn`, its `columns` are of the row.
 
         Args:
-            names: also say which GPU kernels a call launches, as a column; a profiler looks after the samples.
+            names: also say which GPU kernels a call launches, as a column, and take the protocol's other times; a
+                profiler looks after the samples.
         """
         from tflabench.bench.answers import digest
         from tflabench.bench.kernel_names import launched
@@ -228,11 +230,15 @@ class Worker:
 
         start = time.perf_counter()
         ready = self._ready(implementation, Problem(**problem))
-        clocks = Clocks(self.device)
+        rules = Protocol(**protocol)
+        clocks = Clocks(self.device, rules.locked_mhz)
+        columns: dict[str, Any] = {}
         with self._gradients(ready):
             self.answer({"stage": "timing"})
-            turn = take_turn(ready.step, self.device, Protocol(**protocol), clocks, before=ready.inputs.restore)
-            columns = {"gpu_kernels": launched(ready.step, self.device)} if names else {}
+            turn = take_turn(ready.step, self.device, rules, clocks, before=ready.inputs.restore)
+            if names:
+                columns = {"gpu_kernels": launched(ready.step, self.device), "locked_mhz": rules.locked_mhz}
+                columns |= self._other_times(ready, implementation, Problem(**problem), rules)
         ready.inputs.require_unchanged()
         ready.inputs.change()  # to what was checked
         results = self._results(ready)
@@ -247,6 +253,40 @@ class Worker:
             "digest": ready.digest | digest(results),
             "seconds": time.perf_counter() - start,
         }
+
+    def _other_times(self, ready: _Ready, name: str, problem: Problem, rules: Protocol) -> dict[str, Any]:
+        """Return the columns of other times than the cold one; `untimed` says why one is missing, by its name."""
+        import torch
+
+        from tflabench.bench import other_times
+        from tflabench.bench.measure import Clocks
+        from tflabench.implementations import registry
+
+        cuda = self.device_type == "cuda"
+        wait = partial(torch.cuda.synchronize, self.device) if cuda else lambda: None
+
+        def graph() -> dict[str, Any]:
+            if not cuda:
+                raise RuntimeError("a CPU has no CUDA graphs")
+            l2_bytes = torch.cuda.get_device_properties(self.device).L2_cache_size
+            calls = other_times.calls_of_graph(ready.held_bytes, l2_bytes)
+            cases = [registry.get(name).build(problem, self.device) for _ in range(calls - 1)]
+            steps = [ready.step, *(step_of(case, ready.output_grad) for case in cases)]
+            replay = other_times.captured(steps, self.device)
+            return other_times.back_to_back(replay, calls, wait, Clocks(self.device))
+
+        columns: dict[str, Any] = {}
+        untimed: dict[str, str] = {}
+        if "eager" in rules.times:
+            self.answer({"stage": "timing with the host"})
+            columns["ms_eager"] = other_times.eager_ms(ready.step, wait)
+        if "graph" in rules.times:
+            self.answer({"stage": "timing a CUDA graph"})
+            try:
+                columns |= graph()
+            except Exception as error:  # whatever a kernel raises where it is captured
+                untimed["graph"] = classify(error)[1]
+        return columns | {"times": list(rules.times), "untimed": untimed}
 
     def verify(self, implementation: str, problem: dict[str, Any], budget_s: float) -> dict[str, Any]:
         """Return the error table of a point: `status` "ok" or "wrong", and every error as `verify.Error` has it."""
@@ -336,13 +376,7 @@ class Worker:
         first = digest(results)
         del output, gradients, results
 
-        def step() -> None:
-            """Run what is timed, and return the gradients: accumulated ones would have to be cleared between calls."""
-            output = case.forward()
-            if backward:
-                torch.autograd.grad(output, leaves, output_grad)
-
-        return _Ready(case, inputs, output_grad, step, first_call_s, first)
+        return _Ready(case, inputs, output_grad, step_of(case, output_grad), first_call_s, first)
 
     def _checked(self, ready: _Ready, dtype: str, budget_s: float, seed: int) -> Verdict:
         """Compare a point with its oracle, on other values than those that it has seen."""
@@ -383,6 +417,21 @@ class Worker:
         except RuntimeError:
             return False
         return True
+
+
+def step_of(case: Case, output_grad: Tensor | None) -> Callable[[], object]:
+    """Return what is timed of a case: its forward, and with an output gradient the gradients of its leaves."""
+    import torch
+
+    leaves = [tensor for tensor in case.inputs.values() if tensor.requires_grad]
+
+    def step() -> None:
+        """Return the gradients to nobody: accumulated ones would have to be cleared between calls."""
+        output = case.forward()
+        if output_grad is not None:
+            torch.autograd.grad(output, leaves, output_grad)
+
+    return step
 
 
 def _cpu_seconds() -> float:

@@ -68,7 +68,7 @@ def reproduce(  # noqa: PLR0913  options
     wanted = [paper.find(name, matched_heads) for name in dict.fromkeys(names)]
     check_formats(formats := options.words(format_))
     machine = detect(device)
-    protocol = (PAPER if paper_protocol else STANDARD).verifying_within(verify_seconds)
+    protocol = (PAPER if paper_protocol else STANDARD).with_(verify_s=verify_seconds)
     rules = Rules(protocol, timeout, seconds_to_tune(tune_seconds), jobs, stop_at=stop_at)
     folder_to_write(root, "--results", make=False)
     if machine.kind == "cpu" and results_folders(root):

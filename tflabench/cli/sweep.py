@@ -30,6 +30,10 @@ LONGEST_S = 1e9  # of any time that is given: more is a slip
 TakenPass = Annotated[str | None, option(WHAT, "PASS", "Take this pass: fw, fwbw or both.", "--pass")]
 KINDS = "Measure on these kinds of GPU, such as H100,H200; a dry run selects for one, here or not."
 Kinds = Annotated[str | None, option(WHAT, "NAMES", KINDS, "--gpu", autocompletion=complete.gpus)]
+TIMES = "Take these times of a point: cold, graph (CUDA graph) and eager (with the host)."
+Times = Annotated[str | None, option(HOW, "TIMES", TIMES, "--times", show_default="cold, or the preset's")]
+LOCK = "Print how to lock the GPU's clock, which the bench never does, and hold the clock that is seen to this."
+LockClocks = Annotated[float | None, option(HOW, "MHZ", LOCK, "--lock-clocks", min=1, max=LONGEST_S)]
 Resume = Annotated[bool, option(HOW, None, "Measure only comparisons that the results folder lacks.")]
 TunedFrom = Annotated[Path | None, option(HOW, "DIR", "Take the choices of autotuners from rows below this.")]
 Plots = Annotated[bool, option(OUTPUT, None, "Draw the figures at the end.")]
@@ -66,6 +70,8 @@ def sweep(  # noqa: PLR0913  options
     timeout: options.Timeout = 300.0,
     stop_after: options.StopAfter = None,
     paper_protocol: options.PaperProtocol = False,
+    times: Times = None,
+    lock_clocks: LockClocks = None,
     verify_seconds: options.VerifySeconds = None,
     tune_seconds: options.TuneSeconds = "20",
     tuned_from: TunedFrom = None,
@@ -90,7 +96,11 @@ def sweep(  # noqa: PLR0913  options
     if json_ and format_ != "table":
         raise InputError(f"--json and --format {format_} are both given: give one of them")
     overrides = axes.parse_overrides([*(axis or ()), *([f"pass={pass_}"] if pass_ else ())])
-    request = Request(preset, overrides, impl, paper_protocol, verify_seconds)
+    taken = None if times is None else options.words(times)
+    request = Request(preset, overrides, impl, paper_protocol, verify_seconds, taken, lock_clocks)
+    if lock_clocks is not None:
+        stderr().print(f"Lock the clock before:  sudo nvidia-smi --lock-gpu-clocks={lock_clocks:g},{lock_clocks:g}")
+        stderr().print("and set it free after:  sudo nvidia-smi --reset-gpu-clocks")
     kinds = tuple(dict.fromkeys(options.words(gpu))) if gpu is not None else ()
     devices = Devices(device, kinds, gpus, executor, ray_address, allow_mixed_versions)
     rules = Rules(

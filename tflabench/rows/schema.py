@@ -38,6 +38,10 @@ class Row(BaseModel):
             "wrong" too, without a time, for a kernel that changes an input, and for a time that no kernel could have.
         host_ms: what the host needs to enqueue a call, no part of the other times. The longer of it and `ms_median` is
             what a program that enqueues one call after the other takes.
+        ms_graph, joules, mhz_graph: time and energy of a call in a CUDA graph of calls that run back to back for half a
+            second, on inputs that exceed the L2, and the SM clock meanwhile. None where it was not asked for, or where
+            `details["untimed"]` says why.
+        ms_eager: time of a call in a loop of calls, host included.
         samples, warmup: calls timed, and calls before them, over all rounds.
         samples_ms: the time of each call, compressed (see `rows.spread.unpacked`); None in rows of before it was kept.
         protocol_version: of what the columns mean, whatever the protocol; 1 in rows of before it was counted. Since 2
@@ -60,6 +64,7 @@ class Row(BaseModel):
         rel_error: the largest deviation from float64 over output and gradients, root mean square over root mean
             square, within the first `verified_steps` of the sequence.
         noisy: whether the standard error of the median is above 5% (see `bench.timing`).
+        locked_mhz: SM clock to which the user said that the GPU was locked; `throttled` is then below that.
         commit, source_hash: of the sources that measured it; `source_hash` is of what decides a number.
         node: name of the machine that measured it.
         mixed_versions: in what the node's sources, Python and packages differ from those of the process that drove the
@@ -106,6 +111,10 @@ class Row(BaseModel):
     ms_p20: float | None = None
     ms_p80: float | None = None
     host_ms: float | None = None
+    ms_graph: float | None = None
+    ms_eager: float | None = None
+    joules: float | None = None
+    mhz_graph: float | None = None
     samples: int | None = None
     samples_ms: str | None = None
     warmup: int | None = None
@@ -132,6 +141,7 @@ class Row(BaseModel):
     rel_error: float | None = None
     verified_steps: int | None = None
     sm_clock_mhz: float | None = None
+    locked_mhz: float | None = None
     throttled: bool | None = None
     noisy: bool | None = None
     commit: str | None = None
@@ -143,7 +153,7 @@ class Row(BaseModel):
     started_at: str
     details: dict[str, Any] = Field(default_factory=dict[str, Any])
 
-    @field_validator("ms_median", "ms_min", "ms_p20", "ms_p80", "host_ms")
+    @field_validator("ms_median", "ms_min", "ms_p20", "ms_p80", "host_ms", "ms_graph", "ms_eager")
     @classmethod
     def _is_a_time(cls, value: float | None) -> float | None:
         if value is not None and (value <= 0 or LONGEST_MS < value < inf):  # infinity is no number anywhere

@@ -30,6 +30,7 @@ TABLE = {
     "group": Field(list, "one [[group]] or more", required=True),
     "axes": Field(dict, 'a table, such as axes = { pass = "both" }'),
     "protocol": Field(dict, 'a table, such as protocol = { cpu = "short" }'),
+    "times": Field(list, 'a list, such as times = ["cold", "eager"]'),
 }
 SETTINGS = {  # of a group, beside its axes
     "impl": Field(str, "patterns of names"),
@@ -68,12 +69,18 @@ class Group:
 
 @dataclass(frozen=True)
 class Preset:
-    """A sweep by name; `protocol` names the one to use by kind of device, where it is not the standard one."""
+    """A sweep by name.
+
+    Attributes:
+        protocol: the name of the one to use by kind of device, where it is not the standard one.
+        times: that are taken of each point (see `bench.protocol.TIMES`).
+    """
 
     name: str
     title: str
     groups: tuple[Group, ...]
     protocol: Mapping[str, str]
+    times: Sequence[str] = ("cold",)
 
 
 def preset_names() -> list[str]:
@@ -89,7 +96,8 @@ def load_preset(name: str) -> Preset:
     """Return the preset of this name, or that of a TOML or CSV file.
 
     A TOML file has a `title`, `axes` that all groups share, and a list of groups: `[[group]]` with the fields of
-    `Group` and its axes. `protocol = { cpu = "short" }` names other rules of measuring by kind of device. A CSV file
+    `Group` and its axes. `protocol = { cpu = "short" }` names other rules of measuring by kind of device, and
+    `times = ["cold", "graph"]` which times are taken. A CSV file
     names axes, and fields of `Group`, in its first line; each further line is a shape, and a group. An empty cell is
     not set.
 
@@ -171,7 +179,7 @@ def _preset(name: str, table: Mapping[str, Any]) -> Preset:
             raise InputError(f"group {number} has device {settings['device']!r}: it must be cuda or cpu")
         axes = {key: value for key, value in entry.items() if key not in SETTINGS}
         groups.append(Group(overlay(shared, parse_axes(axes)), **settings))
-    return Preset(name, table["title"], tuple(groups), table.get("protocol", {}))
+    return Preset(name, table["title"], tuple(groups), table.get("protocol", {}), table.get("times", ("cold",)))
 
 
 def _check_fields(table: Mapping[str, Any], fields: Mapping[str, Field], where: str) -> None:

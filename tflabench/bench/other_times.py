@@ -1,0 +1,89 @@
+"""Two more times of a point, on request: eager, with the host, and back to back in a CUDA graph. Knows no kernel."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from math import ceil
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+    from tflabench.bench.measure import Clocks
+
+EAGER_S = 0.2
+GRAPH_S = 0.5  # the energy counter of a GPU moves every tenth of a second or so
+READS = 5  # of the clock meanwhile
+OVER_L2 = 4  # times the L2 are the inputs of a graph's calls, so that none finds its own there
+MOST_CALLS = 256  # of a graph
+
+
+def eager_ms(step: Callable[[], object], wait: Callable[[], object], now: Callable[[], float] = perf_counter) -> float:
+    """Return milliseconds of a call among many, one after the other as a program makes them, host included."""
+    step()
+    wait()
+    calls, spent = 0, 0.0
+    begin = now()
+    while spent < EAGER_S:
+        for _ in range(max(calls, 1)):
+            step()
+        wait()
+        calls, spent = max(2 * calls, 1), now() - begin
+    return 1e3 * spent / calls
+
+
+def calls_of_graph(input_bytes: int, l2_bytes: int) -> int:
+    """Return how many calls, each on inputs of its own, make a graph whose inputs exceed the L2."""
+    return min(MOST_CALLS, max(1, ceil(OVER_L2 * l2_bytes / max(input_bytes, 1))))
+
+
+def captured(steps: Sequence[Callable[[], object]], device: torch.device) -> Callable[[], object]:
+    """Return what replays a CUDA graph of these calls, each of which has run before.
+
+    Raises:
+        RuntimeError: what a call does cannot be captured.
+    """
+    import torch
+
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        for step in steps:
+            step()
+    torch.cuda.synchronize(device)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        for step in steps:
+            step()
+    return graph.replay
+
+
+def back_to_back(
+    replay: Callable[[], object],
+    calls: int,
+    wait: Callable[[], object],
+    clocks: Clocks,
+    now: Callable[[], float] = perf_counter,
+    sleep: Callable[[float], object] = time.sleep,
+) -> dict[str, Any]:
+    """Return ms and joules of a call, and the SM clock, of a graph of `calls` that is replayed for GRAPH_S."""
+
+    def seconds(times: int) -> float:
+        wait()
+        begin = now()
+        for _ in range(times):
+            replay()
+        for _ in range(READS if times > 1 else 0):
+            clocks.read()
+            sleep(GRAPH_S / 2 / READS)
+        wait()
+        return now() - begin
+
+    seconds(1)
+    times = max(2, ceil(1.1 * GRAPH_S / seconds(1)))
+    before = clocks.joules()
+    spent, after = seconds(times), clocks.joules()
+    joules = None if before is None or after is None else (after - before) / times / calls
+    return {"ms_graph": 1e3 * spent / times / calls, "joules": joules, "mhz_graph": clocks.median_mhz}
