@@ -54,7 +54,7 @@ def run(
     """
     q, k, v, f, i, initial, skip = call
     implementation, gate, state_dtype, config = setup
-    backward = chunk_size is None and _wants_gradients(q, k, v, f, i, skip, *initial or ())
+    backward = _wants_gradients(q, k, v, f, i, skip, *initial or ())
     wide = torch.promote_types(q.dtype, torch.float32)
     C, n, m = (None if x is None else x.to(wide) for x in initial or (None, None, None))
     key = setup_key(implementation, gate.family, gate.fields, state_dtype, config)
@@ -125,7 +125,7 @@ def _kernels_and_options(
         if key is not None:
             _resolved[key] = found
     name, L = found
-    return kernels_of(gate.family, name), KernelOptions(gate, scale, L, state_dtype, config, **asked)
+    return kernels_of(gate.family, name), KernelOptions(gate, scale, L, state_dtype, config, backward=backward, **asked)
 
 
 def _split(states: Sequence[Any], gate: Gating) -> tuple[State, Sequence[Any]]:
@@ -187,7 +187,7 @@ def _forward(  # noqa: PLR0913  an operator's schema
     Args:
         C, n, m: the state before the first step, float32.
         chunk_size: None lets the kernels choose.
-        backward: whether there will be one, read if they choose.
+        backward: whether there will be one.
         setup: `setup_key` of all else.
         skip: (H,), skip v_t is added to h_t.
         bounds: see `KernelOptions`.

@@ -98,8 +98,8 @@ register(
     Family(
         DeltaGate,
         _module("delta.reference"),
-        {"tfla": _kernels("delta.chunkwise")},
-        {"auto": ("tfla",)},
+        {"hopper": _kernels("delta.hopper.chunkwise"), "tfla": _kernels("delta.chunkwise")},
+        {"auto": ("hopper", "tfla")},
         batch_from=64,
     )
 )

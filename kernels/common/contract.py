@@ -43,6 +43,7 @@ class KernelOptions(NamedTuple):
         return_last_state: forward returns the State after the last step.
         cut_freely: the caller gave no chunk size, and L is the default for backward. Forward may divide the sequence
             otherwise, as long as it saves what backward reads.
+        backward: there will be one, so forward saves what it reads.
         gate_gradients: backward returns df and di.
         bounds: where documents begin and end, [0, ..., T], that lie end to end along T in a batch of one. Each has its
             state, (documents, H, ...). The forget gate is one a step then, and there is no skip. None for sequences.
@@ -55,6 +56,7 @@ class KernelOptions(NamedTuple):
     config: Any = None
     return_last_state: bool = True
     cut_freely: bool = False
+    backward: bool = True
     gate_gradients: bool = True
     bounds: tuple[int, ...] | None = None
 

@@ -69,7 +69,8 @@ def in_steps(bandwidth: float) -> float:
 
 def refuses_dtype(dtype: str, known: tuple[str, ...]) -> str | None:
     """Return why a dtype is none of those that are known, or None if it is one."""
-    return None if dtype in known else f"takes {', '.join(known[:-1])} and {known[-1]}, not {dtype}"
+    *others, last = known
+    return None if dtype in known else f"takes {', '.join(others)}{' and ' if others else ''}{last}, not {dtype}"
 
 
 def shared_memory(architecture: int) -> int:

@@ -36,8 +36,9 @@ class DeltaOptions(DeltaTerms, total=False):
 
     Attributes:
         scale, initial_state, cu_seqlens, chunk_size, layout: as in `Options`.
-        implementation: "auto", the default, is "tfla" on a GPU, but "reference" for float64 and head dimensions that
-            are no multiple of 16, and on a CPU. "tfla": TFLA with the delta rule, in Triton, for d_qk up to 256.
+        implementation: "auto", the default, is "hopper" on a Hopper GPU for what it takes, "tfla" on other GPUs and for
+            what else that takes, and "reference" for the rest and on a CPU. "hopper": fused kernels, for bfloat16, d_qk
+            up to 128 and d_hv up to 256. "tfla": TFLA with the delta rule, in Triton, for d_qk up to 256.
     """
 
     scale: float | None

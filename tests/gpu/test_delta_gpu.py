@@ -9,9 +9,12 @@ import torch
 from delta_cases import Case, computed, distance, draw, expected, failures
 
 from tflabench import ops
+from tflabench.kernels.delta.hopper_plan import LARGEST_D_QK
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
+IMPLEMENTATIONS = ("hopper", "tfla")
+GATES = ("none", "usual", "open", "strong", "resets")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SHAPES = ((16, 16), (48, 80), (64, 64), (96, 192), (128, 128), (128, 256))
 CASES = [
@@ -19,11 +22,13 @@ CASES = [
     *(Case(T, *shape, states=True, heads=16 if T < 63 else 1, dtype=dtype) for T in (1, 15, 63, 64, 100, 1000)
       for shape in SHAPES for dtype in DTYPES),
     *(Case(4096, 128, 256, gates, keys, beta, 256, heads=2, sharing=2, dtype=torch.bfloat16)
-      for gates in ("none", "usual", "open", "strong", "resets") for keys in ("random", "alike", "repeated")
+      for gates in GATES for keys in ("random", "alike", "repeated")
       for beta in ("usual", 1.0, 2.0)),
     *(Case(1000, 64, 64, "resets", L=L, dtype=dtype, layout="bthd") for L in (16, 64, 256, 1024) for dtype in DTYPES),
     *(Case(1000, 256, 512, dtype=dtype, states=True) for dtype in DTYPES),
 ]  # fmt: skip
+FUSED = [case for case in CASES if case.dtype == torch.bfloat16 and case.d_qk <= LARGEST_D_QK]
+FUSED += [Case(700, 128, 128, gates, heads=40, sharing=4, dtype=torch.bfloat16, states=True) for gates in GATES[::4]]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -31,17 +36,32 @@ def test_forward_and_every_gradient(case: Case) -> None:
     assert failures(case) == []
 
 
-def test_repeated_runs_are_the_same_to_the_bit() -> None:
+@pytest.mark.parametrize("case", FUSED, ids=str)
+def test_forward_and_every_gradient_fused(case: Case) -> None:
+    skip_without_hopper("hopper")
+    assert failures(case, "hopper") == []
+
+
+def skip_without_hopper(implementation: str) -> None:
+    if implementation == "hopper" and torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("needs a Hopper GPU")
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_repeated_runs_are_the_same_to_the_bit(implementation: str) -> None:
+    skip_without_hopper(implementation)
     case = Case(4096, 128, 256, heads=8, sharing=2, L=256, dtype=torch.bfloat16, states=True)
     inputs, grads = draw(case)
-    first = computed(case, inputs, grads)
+    first = computed(case, inputs, grads, implementation)
     for _ in range(20):
-        again = computed(case, inputs, grads)
+        again = computed(case, inputs, grads, implementation)
         assert [name for name, x in first.items() if not torch.equal(x, again[name])] == []
 
 
-def test_it_is_captured_in_a_graph_and_compiled() -> None:
-    inputs: Any = draw(Case(1000, 64, 64, dtype=torch.bfloat16))[0]
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_it_is_captured_in_a_graph_and_compiled(implementation: str) -> None:
+    skip_without_hopper(implementation)
+    inputs: Any = draw(Case(1000, 64, 64, dtype=torch.bfloat16))[0] | {"implementation": implementation}
     wanted = ops.gated_delta_net(**inputs)
     assert torch.equal(torch.compile(ops.gated_delta_net, fullgraph=True)(**inputs), wanted)
     graph = torch.cuda.CUDAGraph()
@@ -54,8 +74,10 @@ def test_it_is_captured_in_a_graph_and_compiled() -> None:
 
 @pytest.mark.usefixtures("untuned")
 @pytest.mark.parametrize("gates", ["none", "usual"])
-def test_fla_computes_the_same(gates: str) -> None:
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_fla_computes_the_same(gates: str, implementation: str) -> None:
     """Both against float64: ours is at most twice as far from it as fla."""
+    skip_without_hopper(implementation)
     name = "delta_rule" if gates == "none" else "gated_delta_rule"
     theirs = getattr(pytest.importorskip(f"fla.ops.{name}"), f"chunk_{name}")
     case = Case(1000, 128, 256, gates, heads=4, dtype=torch.bfloat16)
@@ -63,6 +85,6 @@ def test_fla_computes_the_same(gates: str) -> None:
     truth = expected(case, inputs, grads, torch.float64)
     given: Any = {name: x.transpose(1, 2).contiguous() for name, x in inputs.items()}
     other, last = theirs(**given, output_final_state=True)
-    mine = computed(case, inputs, grads)
+    mine = computed(case, inputs, grads, implementation)
     assert distance(mine["o"], truth["o"]) <= 2 * distance(other.transpose(1, 2), truth["o"])
     assert distance(mine["S"], truth["S"]) <= 2 * distance(last, truth["S"])

@@ -13,6 +13,7 @@ from compile_tfla import Launch, catching, compiled
 from tflabench.kernels.common.contract import Arguments, KernelOptions
 from tflabench.kernels.delta import chunkwise, normalize_kernel
 from tflabench.kernels.delta.gating import DELTA_NET, GATED_DELTA_NET, DeltaGate
+from tflabench.kernels.delta.hopper import chunkwise as hopper_chunkwise
 from tflabench.kernels.delta.normalize import EPSILON
 from tflabench.kernels.state import State
 
@@ -23,12 +24,15 @@ CASES: dict[str, tuple[Any, ...]] = {  # sm, d_qk, d_hv, dtype, gate, bounds of 
     "float32": (90, 64, 64, torch.float32, GATED_DELTA_NET, None),
     "documents": (90, 128, 256, torch.bfloat16, DELTA_NET, (0, 100, 1000, 4096)),
     "older": (80, 128, 256, torch.bfloat16, GATED_DELTA_NET, None),
+    "fused": (90, 128, 128, torch.bfloat16, GATED_DELTA_NET, None),
+    "fused_two_parts": (90, 64, 256, torch.bfloat16, DeltaGate(gated=False, beta_max=2), None),
 }
 
 
 def launches(
-    sm: int, d_qk: int, d_hv: int, dtype: torch.dtype, gate: DeltaGate, bounds: tuple[int, ...] | None
-) -> list[Launch]:
+    sm: int, d_qk: int, d_hv: int, dtype: torch.dtype, gate: DeltaGate, bounds: tuple[int, ...] | None,
+    *, fused: bool = False,
+) -> list[Launch]:  # fmt: skip
     """Every launch of forward and backward with states, of heads of v two of which share one of q and k."""
     B, H, T = 1 if bounds else 2, 16, 4096
 
@@ -39,22 +43,25 @@ def launches(
     g, beta = empty(B, H, T) if gate.gated else None, empty(B, H, T)
     S = empty(len(bounds) - 1 if bounds else B, H, d_qk, d_hv)
     inputs, options = Arguments(q, k, v, g, beta, State(S)), KernelOptions(gate, 0.1, 256, bounds=bounds)
+    kernels = hopper_chunkwise if fused else chunkwise
     with catching(sm) as caught:
-        o, last, saved = chunkwise.forward(inputs, options)
-        chunkwise.backward(o, last, inputs, saved, options)
-        normalize_kernel.forward(q, EPSILON)
-        normalize_kernel.backward(q, q, EPSILON)
+        o, last, saved = kernels.forward(inputs, options)
+        kernels.backward(o, last, inputs, saved, options)
+        if not fused:
+            normalize_kernel.forward(q, EPSILON)
+            normalize_kernel.backward(q, q, EPSILON)
     return caught
 
 
-OWN = ("tile_inverses", "walk_errors", "walk_gradients", "normalize_rows", "add_rows")
+FUSED = ("make_inverses", "walk_outputs", "walk_values", "walk_queries_keys", "finish_gates")
+OWN = ("tile_inverses", "walk_errors", "walk_gradients", "normalize_rows", "add_rows", *FUSED)
 
 
 def main() -> None:
     """Compile kernels of the delta rule, and variants of others that only it launches, with the installed Triton."""
     rows: list[dict[str, Any]] = []
     for name in sys.argv[1:] or CASES:
-        caught = launches(*CASES[name])
+        caught = launches(*CASES[name], fused=name.startswith("fused"))
         told = {(launch[0].__name__, str(launch[2].get("config"))): launch for launch in caught}
         for (kernel, config), launch in told.items():
             if kernel in OWN or "strict=True" in config:

@@ -21,6 +21,8 @@ import torch
 import triton
 from assembled import assembled
 from triton.compiler import ASTSource
+from triton.experimental.gluon._runtime import GluonASTSource
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonTensorDescriptor
 from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
@@ -109,12 +111,15 @@ def source(launch: Launch) -> tuple[ASTSource, dict[str, Any]]:
     attributes: dict[Any, Any] = {}
 
     def typed(value: Any, path: tuple[int, ...], constant: bool = False) -> Any:
+        if kernel.is_gluon() and isinstance(value, int) and kernel.params[path[0]].do_not_specialize:
+            return "i32"
         if constant or value is None or (isinstance(value, int) and value == 1):
             constants[path] = value
             return "constexpr"
-        if isinstance(value, TensorDescriptor):
+        if isinstance(value, (TensorDescriptor, GluonTensorDescriptor)):
             block = ", ".join(map(str, value.block_shape))
-            return f"tensordesc<{ELEMENTS[value.base.dtype]}[{block}]>"
+            layout = f",{value.layout!r}" if isinstance(value, GluonTensorDescriptor) else ""
+            return f"tensordesc<{ELEMENTS[value.base.dtype]}[{block}]{layout}>"
         if isinstance(value, tuple):
             types = [typed(x, (*path, place)) for place, x in enumerate(value)]
             return type(value)(*types) if hasattr(value, "_fields") else tuple(types)
@@ -127,7 +132,8 @@ def source(launch: Launch) -> tuple[ASTSource, dict[str, Any]]:
 
     signature = {p.name: typed(values[p.name], (place,), p.is_constexpr) for place, p in enumerate(kernel.params)}
     options = {name: value for name, value in named.items() if name not in kernel.arg_names}
-    return ASTSource(kernel, signature, constants, attributes), options
+    made_of = GluonASTSource if kernel.is_gluon() else ASTSource
+    return made_of(kernel, signature, constants, attributes), options
 
 
 def compiled(launch: Launch, sm: int) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -39,6 +39,7 @@ from gluon_values import (
     load,
     lower,
     nearest,
+    nearest_of_negative,
     reinterpret,
     remainder,
     rounded,
@@ -53,7 +54,9 @@ from torch import Tensor
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.core import constexpr
 
+import tflabench.kernels.delta.hopper as delta_hopper
 import tflabench.kernels.scalar.hopper as hopper
+from tflabench.kernels.common import device
 from tflabench.kernels.common.sizes import Device
 from tflabench.kernels.scalar.hopper import backward, config, documents, forward, segment_states, tiles
 from tflabench.kernels.scalar.hopper.config import CarryConfig
@@ -74,7 +77,29 @@ KERNELS = {
     "walk_backward_dqk": "backward_dqk", "walk_backward_dqk_with_sums": "backward_dqk", "pair": "backward_dkdv",
     "walk_heads": "packed_heads", "accumulate": "segment_states", "gradients": "tile_gradients",
 }  # fmt: skip
-SOURCES = tuple(dict.fromkeys((*SHARED, *KERNELS.values())))
+
+
+class Family(NamedTuple):
+    """Kernels of a folder: those by name with their source, and all sources in the order in which they import."""
+
+    package: str
+    kernels: dict[str, str]
+    sources: tuple[str, ...]
+
+    @classmethod
+    def of(cls, package: str, shared: tuple[str, ...], kernels: dict[str, str], *before: str) -> Family:
+        names = dict.fromkeys((*shared, *kernels.values()))
+        return cls(package, kernels, (*before, *(f"{package}.{name}" for name in names)))
+
+
+SCALAR = Family.of(hopper.__name__, SHARED, KERNELS)
+DELTA = Family.of(
+    delta_hopper.__name__, ("tiles", "schedule", "walk"),
+    {"make_inverses": "inverses", "walk_outputs": "forward", "walk_values": "backward_dv",
+     "walk_queries_keys": "backward_dqk"},
+    *(f"{hopper.__name__}.{name}" for name in ("conversions", "tiles", "pipeline", "state")),
+)  # fmt: skip
+OF_ONE_ROLE = ("make_inverses",)  # kernels without partitions
 LATE_ROLE_CHANGES = 1 / 60  # of the turns of all roles, of which a tile takes some 40
 
 
@@ -195,7 +220,11 @@ class Kernel:
             for number in range(grid[0]):
                 machine.program = Program(number, grid[0], machine.choice, waited=not named.get("launch_pdl"))
                 with torch.no_grad():
-                    self.function(*map(argument, args), **constants)
+                    call = functools.partial(self.function, **constants)
+                    if self.function.__name__ in OF_ONE_ROLE:
+                        machine.program.run([(call, tuple(map(argument, args)))])
+                    else:
+                        call(*map(argument, args))
             machine.unfinished = [] if machine.next_is_after else machine.unfinished
             machine.unfinished = [*machine.unfinished, *machine.written.values()]
 
@@ -253,12 +282,12 @@ def compiled(text: str, path: Path) -> Any:
 
 
 class Machine:
-    """The kernels of `SOURCES` by name, and how they run.
+    """The kernels of a family by name, and how they run.
 
     Args:
         seed: of the order in which things happen; the same one gives the same order.
         newer: with the operands that workarounds.py gives Triton 3.7 and later.
-        edit: (source, text) -> text, to try what a mistake does.
+        edit: (source, text) -> text, to try what a mistake does; a source of the delta rule is "delta/its name".
 
     Attributes:
         unfinished: what kernels write that may still run when the next one starts.
@@ -266,7 +295,9 @@ class Machine:
         next_is_after: whether the next kernel starts when all before the one that runs have ended.
     """
 
-    def __init__(self, seed: int = 0, newer: bool = True, edit: Callable[[str, str], str] | None = None) -> None:
+    def __init__(
+        self, seed: int = 0, newer: bool = True, edit: Callable[[str, str], str] | None = None, family: Family = SCALAR
+    ) -> None:
         self.newer = newer
         self.edit = edit or (lambda _name, text: text)
         self.choice = random.Random(seed)
@@ -274,15 +305,21 @@ class Machine:
         self.unfinished: list[Tensor] = []
         self.written: dict[int, Tensor] = {}
         self.next_is_after = True
-        self.modules: dict[str, Any] = {"workarounds": self._workarounds(newer)}
-        for name in SOURCES:
-            self.modules[name] = self._load(name)
-        self.kernels = {name: Kernel(getattr(self.modules[module], name), self) for name, module in KERNELS.items()}
+        self.family = family
+        self.modules: dict[str, Any] = {f"{hopper.__name__}.workarounds": self._workarounds(newer)}
+        for module in family.sources:
+            self.modules[module] = self._load(module)
+        self.kernels = {
+            name: Kernel(getattr(self.modules[f"{family.package}.{module}"], name), self)
+            for name, module in family.kernels.items()
+        }
 
     # --- what a source sees -------------------------------------------------------------------------------------------
 
-    def _load(self, name: str) -> Any:
-        path = Path(hopper.__file__).with_name(f"{name}.py")
+    def _load(self, full_name: str) -> Any:
+        package, _, name = full_name.rpartition(".")
+        path = Path(str(importlib.import_module(package).__file__)).with_name(f"{name}.py")
+        source = name if package == hopper.__name__ else f"delta/{name}"
         known = {
             "triton": SimpleNamespace(constexpr_function=lambda f: f, jit=self._jit),
             "triton.language.core": SimpleNamespace(_aggregate=lambda cls: cls, base_value=object),
@@ -290,23 +327,23 @@ class Machine:
             "triton.experimental": SimpleNamespace(gluon=SimpleNamespace(jit=self._jit)),
             "triton.experimental.gluon": SimpleNamespace(language=self._language()),
             "triton.experimental.gluon.language.nvidia.hopper": self._hopper(),
+            "triton.experimental.gluon.language.nvidia.ampere": SimpleNamespace(mma_v2=self._multiply_at_once),
         }
 
         def importer(module: str, _globals: Any = None, _locals: Any = None, names: Any = (), level: int = 0) -> Any:
             if module == "__future__":
                 return __import__(module, fromlist=names)
-            found = (known if level == 0 else self.modules).get(module)
-            if found is None:  # what the host's part imports
-                found = importlib.import_module(f"{hopper.__name__}.{module}" if level else module)
-            return found
+            module = f"{package}.{module}" if level else module
+            found = known.get(module, self.modules.get(module))
+            return importlib.import_module(module) if found is None else found  # what the host's part imports
 
         inside = vars(builtins) | {"__import__": importer, "range": counted}
         names: dict[str, Any] = {"__name__": f"on_cpu.{name}", "__builtins__": inside}
         names |= {"split": split, "any_layout": Layout()}
-        exec(compiled(self.edit(name, path.read_text()), path), names)
+        exec(compiled(self.edit(source, path.read_text()), path), names)
         found = SimpleNamespace(**names)
         assembly: dict[str, tuple[Callable[..., Any], ...]] = {
-            "conversions": (upper, lower, nearest, remainder, rounded, widened),
+            "conversions": (upper, lower, nearest, nearest_of_negative, remainder, rounded, widened),
             "row_sums": (exchanged,),
             "backward_dkdv": (self.launched,),
             "pipeline": (self.publish_stores, self.wait_for_stores),
@@ -351,6 +388,8 @@ class Machine:
             maximum=lambda a, b: extreme(torch.maximum, max, a, b),
             minimum=lambda a, b: extreme(torch.minimum, min, a, b),
             sum=lambda x, axis: torch.sum(x, dim=axis),
+            min=lambda x, axis: torch.amin(x, dim=axis), sqrt=torch.sqrt,
+            associative_scan=lambda x, axis, add: torch.cumsum(x, axis),
             join=lambda a, b: torch.stack([a, b], -1),
             convert_layout=lambda x, layout, assert_trivial=False: x,
             load=self._load_global, store=self._store_global,
@@ -477,6 +516,10 @@ class Machine:
         self._role().products.append(product)
         return product
 
+    @staticmethod
+    def _multiply_at_once(a: Tensor, b: Tensor, acc: Tensor) -> Tensor:
+        return acc + a.float() @ b.float()
+
     def _wait_for_products(self, num_outstanding: int, deps: Sequence[Any]) -> Any:
         role = self._role()
         role.pause()
@@ -512,10 +555,22 @@ def run_on_chip(multiprocessors: int, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "figures", lambda _device: Device(90, multiprocessors))
 
 
+def replace_kernels(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, kernel in machine.kernels.items():
+        package, kernels, _ = machine.family
+        monkeypatch.setattr(f"{package}.{kernels[name]}.{name}", kernel)
+
+
+def launch_delta_on(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the operations of the delta rule run the fused kernels on a machine, as if there were a Hopper GPU."""
+    replace_kernels(machine, monkeypatch)
+    monkeypatch.setattr(f"{delta_hopper.__name__}.chunkwise.refuses_hardware", lambda _q, _dtypes: None)
+    monkeypatch.setattr(device, "figures", lambda _device: Device(90, 3))  # fewer than work items
+
+
 def launch_on(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the host code launch the kernels of a machine, with Triton's, which are interpreted, beside them."""
-    for name, kernel in machine.kernels.items():
-        monkeypatch.setattr(f"{hopper.__name__}.{KERNELS[name]}.{name}", kernel)
+    replace_kernels(machine, monkeypatch)
     monkeypatch.setattr(config, "HOISTS", machine.newer)
     monkeypatch.setattr(tiles, "WIDEST_OPERAND", 2 if machine.newer else 4)
     config.WalkConfig.of.cache_clear()  # of the other Triton

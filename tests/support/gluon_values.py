@@ -189,6 +189,10 @@ def nearest(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x.to(dtype)
 
 
+def nearest_of_negative(x: Tensor, dtype: torch.dtype) -> Tensor:
+    return (-x).to(dtype)
+
+
 def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x.to(dtype).float()
 

@@ -43,15 +43,20 @@ def _of_either(sequences: Callable[..., Any], documents: Callable[..., Any]) -> 
 def refuses(q: Tensor, v: Tensor, *, gate: Gate, chunk_size: int, config: object = None) -> str | None:
     """Return why these kernels cannot run on q (B, H, T, d_qk) and v (B, H, T, d_hv), or None if they can."""
     del gate  # all of them
-    if q.device.type != "cuda" or device.architecture(q.device) != ARCHITECTURE:
-        return f"needs a GPU of compute capability {ARCHITECTURE / 10}, not {_name(q.device)}"
-    if reason := refuses_dtype(str(q.dtype).removeprefix("torch."), DTYPES):
+    if reason := refuses_hardware(q, DTYPES):
         return reason
     if reason := refuses_sizes(q.shape[-1], v.shape[-1], chunk_size):
         return reason
     if config is not None:
         return f"takes no config, not a {type(config).__name__}"
     return None
+
+
+def refuses_hardware(q: Tensor, dtypes: tuple[str, ...]) -> str | None:
+    """Return why fused kernels of these dtypes cannot run where q is, or on its dtype, or None if they can."""
+    if q.device.type != "cuda" or device.architecture(q.device) != ARCHITECTURE:
+        return f"needs a GPU of compute capability {ARCHITECTURE / 10}, not {_name(q.device)}"
+    return refuses_dtype(str(q.dtype).removeprefix("torch."), dtypes)
 
 
 def default_chunk_size(q: Tensor, v: Tensor, *, gate: Gate, backward: bool = True) -> int:

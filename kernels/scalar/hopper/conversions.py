@@ -25,6 +25,14 @@ def nearest(x, dtype: gl.constexpr):
 
 
 @gluon.jit
+def nearest_of_negative(x, dtype: gl.constexpr):
+    """Round -x to dtype. What is converted twice the same way the compiler would keep in registers in between."""
+    bfloat16: gl.constexpr = "{ .reg .f32 a, b; neg.f32 a, $1; neg.f32 b, $2; cvt.rn.bf16x2.f32 $0, b, a; }"
+    float16: gl.constexpr = "{ .reg .f32 a, b; neg.f32 a, $1; neg.f32 b, $2; cvt.rn.f16x2.f32 $0, b, a; }"
+    return converted(x, dtype, bfloat16, float16)
+
+
+@gluon.jit
 def upper(x, dtype: gl.constexpr):
     """Truncate float32 x to dtype. Products with `upper` and with `lower` have twice as many bits of x together."""
     return converted(x, dtype, "prmt.b32 $0, $1, $2, 0x7632;", "cvt.rz.f16x2.f32 $0, $2, $1;")

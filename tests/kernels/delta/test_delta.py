@@ -119,7 +119,7 @@ def test_layouts_and_autocast() -> None:
         ({"beta": torch.full((1, 2, 8), 2.5), "beta_max": 2}, "beta is from 2.5 to 2.5: it must be from 0 to 2"),
         ({"beta": torch.ones(1, 8)}, "beta has the shape (1, 8): it must be (1, 2, 8)"),
         ({"beta_max": 3}, "beta_max is 3: it must be 1 or 2"),
-        ({"implementation": "hopper"}, "implementation is 'hopper': it must be one of auto, reference"),
+        ({"implementation": "fused"}, "implementation is 'fused': it must be one of auto, reference, hopper"),
         ({"normalize": True}, "normalize is no option (did you mean l2_normalize?)"),
     ],
 )

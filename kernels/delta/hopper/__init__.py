@@ -1,0 +1,1 @@
+"""The fused kernels of the delta rules for Hopper, in Gluon."""

@@ -1,0 +1,173 @@
+# type: ignore   # Gluon: what runs on the device has no types that a Python checker knows
+"""The walk backward in time for dv, which writes D, the gradient of the state, after every tile: see walk.py.
+
+dV = s X^T (P^T dO + s 2^(b_63 - b) K D)        D <- 2^b_63 D + Q^T (scale 2^b dO) - K^T (2^b dV)
+"""
+
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma, warpgroup_mma
+
+from tflabench.kernels.delta.hopper_plan import DeltaPlan
+from tflabench.kernels.scalar.hopper.conversions import nearest, nearest_of_negative, widened
+from tflabench.kernels.scalar.hopper.launch import descriptor
+from tflabench.kernels.scalar.hopper.state import States
+from tflabench.kernels.scalar.hopper.tiles import ACC, ACC_COLUMN, ACC_OPERAND, VECTOR, block
+from tflabench.kernels.scalar.hopper.workarounds import barrier, opaque_zero, tma_store, wait_for_products
+
+from .config import DeltaWalkConfig
+from .schedule import get_schedule, get_tile, get_work_item
+from .tiles import DeltaGates
+from .walk import (
+    OPERAND_COLUMN,
+    allocate_program,
+    enqueue_walk,
+    load_partition,
+    load_state,
+    read_state,
+    release_tile,
+    score_partition,
+    state_decay,
+    store_state,
+)
+
+
+@gluon.jit
+def solve_values(du, inverses, first, PARTS: gl.constexpr, dtype: gl.constexpr):
+    """Return (X^T dU)^T of du = dU^T, [64, 64] float32; first: as of `forward.solve_errors`."""
+    operand = gl.convert_layout(nearest(du, dtype), ACC_OPERAND)
+    dv = gl.zeros([64, 64], gl.float32, layout=ACC)
+    for part in gl.static_range(PARTS):
+        # [64, 64] @ [64, 64] -> [64, 64]
+        dv = warpgroup_mma(operand, block(inverses, first + part), dv, use_acc=part > 0, is_async=True)
+    dv, operand = wait_for_products(0, deps=(dv, operand))
+    return dv
+
+
+@gluon.jit
+def walk_tile_back(program, descs, buffers, work, turn, places, state, HALF: gl.constexpr):
+    """Write 64 columns of dv of a tile, and as many rows of the transposed D after it.
+
+    Args:
+        descs: of dv and D.  buffers: blocks in shared memory, of dv and two of D.
+        places: the stage and the slot of the tile.
+
+    Returns: D before the tile.
+    """
+    config: gl.constexpr = program.config
+    inputs, scores, schedule = program.inputs, program.scores, program.schedule
+    dtype: gl.constexpr = inputs.key.dtype
+    dv_desc, state_desc = descs
+    dv_smem, state_smem = buffers
+    stage, slot = places
+    left, right = state
+    tile = get_tile(schedule, turn, True)
+    column = work.column + 64 * HALF
+    tma.store_wait(pendings=1)
+    barrier()  # D of the tile before has been read
+    for j in gl.static_range(2):
+        block(state_smem, j).store(nearest(state[j], dtype))
+    fence_async_shared()
+    barrier()
+    for j in gl.static_range(2):
+        tma_store(state_desc, [0, work.row * schedule.num_tiles + tile, column, 64 * j], state_smem.index(j))
+
+    # dU^T = (s 2^(b_63 - b) K D)^T + dO^T P
+    du = read_state(state, inputs.key, stage + opaque_zero(turn, 0))
+    zero = opaque_zero(turn, 1)
+    du *= scores.write_decay.index(slot + zero).load(ACC_COLUMN)[None, :]
+    doT = block(inputs.value, 2 * stage + HALF + zero).permute((1, 0))
+    du = warpgroup_mma(doT, scores.p.index(slot + zero), du, is_async=True)
+    du = wait_for_products(0, deps=(du,))
+    dv = solve_values(du, inputs.inverse, config.parts * (stage + zero), config.parts, dtype)
+    dv *= scores.root.index(slot + zero).load(ACC_COLUMN)[None, :]
+
+    # D^T = 2^b_63 D^T - (2^b dV)^T K + (scale 2^b dO)^T Q
+    zero = opaque_zero(turn, 2)
+    decay = state_decay(scores, slot)
+    left, right = left * decay, right * decay
+    read_dv = nearest_of_negative(dv * scores.decay.index(slot + zero).load(ACC_COLUMN)[None, :], dtype)
+    read_dv = gl.convert_layout(read_dv, ACC_OPERAND)
+    # [64, 64] @ [64, 64] -> [64, 64]
+    left = warpgroup_mma(read_dv, block(inputs.key, 2 * (stage + zero)), left, is_async=True)
+    right = warpgroup_mma(read_dv, block(inputs.key, 2 * (stage + zero) + 1), right, is_async=True)
+    query_decay = scores.query_decay.index(slot + zero).load(OPERAND_COLUMN)[None, :]
+    doT = block(inputs.value, 2 * stage + HALF + zero).permute((1, 0))
+    decayed_do = nearest(widened(doT.load(ACC_OPERAND)) * query_decay, dtype)
+    left = warpgroup_mma(decayed_do, block(inputs.query, 2 * (stage + zero)), left, is_async=True)
+    right = warpgroup_mma(decayed_do, block(inputs.query, 2 * (stage + zero) + 1), right, is_async=True)
+    tma.store_wait(pendings=2)
+    barrier()  # dv of the tile before has been read
+    block(dv_smem, 0).permute((1, 0)).store(nearest(dv, dtype))
+    fence_async_shared()
+    barrier()
+    tma_store(dv_desc, [work.batch, work.head, tile * 64, column], dv_smem.index(0))
+    left, right, decayed_do, read_dv = wait_for_products(0, deps=(left, right, decayed_do, read_dv))
+    return left, right
+
+
+@gluon.jit
+def state_partition_back(program, descs, buffers, HALF: gl.constexpr):
+    """Carry 64 rows of the transposed D as float32 accumulators, and write them and as many columns of dv."""
+    config: gl.constexpr = program.config
+    schedule, inputs, scores = program.schedule, program.inputs, program.scores
+    stage, slot = inputs.ring.begin(), scores.ring.begin()
+    for item in range(gl.program_id(0), schedule.num_items, gl.num_programs(0)):
+        work = get_work_item(schedule, item, config.pieces)
+        state = load_state(program, work, HALF)
+        for turn in range(schedule.num_tiles):
+            scores.ring.consumer_wait(slot)
+            inputs.ring.consumer_wait(stage)
+            places = stage.slot, slot.slot
+            state = walk_tile_back(program, descs, buffers, work, turn, places, state, HALF)
+            release_tile(program, stage, slot)
+            stage = inputs.ring.next(stage)
+            slot = scores.ring.next(slot)
+        store_state(program, work, state, HALF)
+    tma.store_wait(pendings=0)
+
+
+@gluon.jit
+def walk_values(
+    q_desc, k_desc, do_desc, x_desc, dv_desc, state_desc, gates, states, scale, counts, config: gl.constexpr
+):  # fmt: skip
+    """Compute dv of all work items, and D after every tile and before the first; 4 warps and maxnreg=128."""
+    REGISTERS: gl.constexpr = config.state_registers
+    SCORE_REGISTERS: gl.constexpr = config.score_registers
+    dtype: gl.constexpr = q_desc.dtype
+    schedule = get_schedule(counts)
+    program = allocate_program(schedule, gates, states, config, q_desc)
+    dv_smem0 = gl.allocate_shared_memory(dtype, [1, 1, 1, 64, 64], q_desc.layout)
+    dv_smem1 = gl.allocate_shared_memory(dtype, [1, 1, 1, 64, 64], q_desc.layout)
+    state_smem0 = gl.allocate_shared_memory(dtype, [2, 1, 1, 64, 64], q_desc.layout)
+    state_smem1 = gl.allocate_shared_memory(dtype, [2, 1, 1, 64, 64], q_desc.layout)
+    prefix = gl.allocate_shared_memory(gl.float32, [64], VECTOR)
+    gl.warp_specialize(
+        [
+            (state_partition_back, (program, (dv_desc, state_desc), (dv_smem0, state_smem0), 0)),
+            (state_partition_back, (program, (dv_desc, state_desc), (dv_smem1, state_smem1), 1)),
+            (score_partition, (program, scale, prefix)),
+            (load_partition, (program, (q_desc, k_desc, do_desc, x_desc))),
+        ],
+        [4, 4, 1],
+        [REGISTERS, SCORE_REGISTERS, 24],
+    )
+
+
+def launch_values(
+    inputs: tuple[Tensor, Tensor, Tensor, Tensor], dv: Tensor, D: Tensor, *,
+    gates: DeltaGates, gated: bool, states: States, scale: float, plan: DeltaPlan,
+) -> None:  # fmt: skip
+    """Write dv (B, H, T, d_hv), D after every tile, and before the first one if there is room for it.
+
+    Args:
+        inputs: q, k, do and X.
+        D: (1, B * H * tiles, d_hv, d_qk), in the dtype of q.
+        states: the gradient of the last state for the initial one, and that of the initial one for the final one.
+    """
+    config = DeltaWalkConfig.of(
+        plan.shape(reverse=True), d_qk=plan.sizes.d_qk, d_hv=plan.sizes.d_hv, gated=gated, reverse=True,
+        loads=states.initial is not None, stores=states.final is not None,
+    )  # fmt: skip
+    enqueue_walk(walk_values, tuple(map(descriptor, (*inputs, dv, D))), gates, states, scale, plan, config)

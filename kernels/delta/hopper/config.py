@@ -1,0 +1,51 @@
+"""Describe what the fused kernels of the delta rule are compiled for: one constexpr argument, as for other gates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tflabench.kernels.common.cover import cdiv
+from tflabench.kernels.delta.hopper_plan import WIDTH, DeltaGradientsShape, DeltaWalkShape
+from tflabench.kernels.scalar.hopper.config import KernelConfig
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class DeltaWalkConfig(KernelConfig, DeltaWalkShape):
+    """Describe what the walks for o and dv are compiled for, see `walk`.
+
+    Attributes:
+        gated: there is a decay.
+        reverse: backward in time.
+        keeps_errors: write errors for backward.
+        loads, stores: the state before the first step is given, and the one after the last is written.
+    """
+
+    d_qk: int
+    d_hv: int
+    gated: bool
+    reverse: bool = False
+    keeps_errors: bool = False
+    loads: bool = False
+    stores: bool = False
+    num_slots: int = 2
+
+    @property
+    def pieces(self) -> int:
+        """Programs that share the columns of v."""
+        return cdiv(self.d_hv, WIDTH)
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class DeltaGradientsConfig(KernelConfig, DeltaGradientsShape):
+    """Describe what the walk for dq and dk is compiled for, see `backward_dqk`.
+
+    Attributes:
+        gated, loads: see `DeltaWalkConfig`.
+        piece: which 128 columns of v; all but the first add to dq and dk.
+    """
+
+    d_qk: int
+    d_hv: int
+    gated: bool
+    piece: int
+    loads: bool = False

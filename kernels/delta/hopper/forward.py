@@ -1,0 +1,169 @@
+# type: ignore   # Gluon: what runs on the device has no types that a Python checker knows
+"""The walk for o, which writes errors Z for backward too, and the states before and after it: see walk.py."""
+
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma, warpgroup_mma
+
+from tflabench.kernels.delta.hopper_plan import DeltaPlan
+from tflabench.kernels.scalar.hopper.conversions import nearest, widened
+from tflabench.kernels.scalar.hopper.launch import descriptor
+from tflabench.kernels.scalar.hopper.state import States
+from tflabench.kernels.scalar.hopper.tiles import ACC, ACC_COLUMN, ACC_OPERAND, VECTOR, block
+from tflabench.kernels.scalar.hopper.workarounds import barrier, opaque_zero, tma_store, wait_for_products
+
+from .config import DeltaWalkConfig
+from .schedule import get_schedule, get_work_item
+from .tiles import DeltaGates
+from .walk import (
+    OPERAND_COLUMN,
+    allocate_program,
+    enqueue_walk,
+    load_partition,
+    load_state,
+    read_state,
+    release_tile,
+    score_partition,
+    state_decay,
+    store_state,
+)
+
+
+@gluon.jit
+def solve_errors(reads, vT, scores, slot, inverses, first, PARTS: gl.constexpr):
+    """Return Z^T = (s (V - 2^b K S))^T X^T, [64, 64] float32.
+
+    Args:
+        reads: -S^T K^T, [64, 64] float32.  vT: [64, 64] in shared memory.
+        first: the first block of X, of PARTS, among those in shared memory.
+    """
+    # All of the left operand before the product: its accumulators take the registers of `reads`.
+    decay = scores.decay.index(slot).load(OPERAND_COLUMN)[None, :]
+    e = widened(vT.load(ACC_OPERAND)) + gl.convert_layout(reads, ACC_OPERAND, assert_trivial=True) * decay
+    e = nearest(e * scores.root.index(slot).load(OPERAND_COLUMN)[None, :], vT.dtype)
+    z = gl.zeros([64, 64], gl.float32, layout=ACC)
+    for part in gl.static_range(PARTS):
+        # [64, 64] @ [64, 64] -> [64, 64]
+        z = warpgroup_mma(e, block(inverses, first + part).permute((1, 0)), z, use_acc=part > 0, is_async=True)
+    z, e = wait_for_products(0, deps=(z, e))
+    return z
+
+
+@gluon.jit
+def walk_tile(program, descs, out_smem, work, turn, places, state, HALF: gl.constexpr):
+    """Write 64 columns of o of a tile, and of Z if it is kept.
+
+    Args:
+        descs: of o and Z.  out_smem: [2, 1, 1, 64, 64], blocks of o on their way out.
+        places: the stage and the slot of the tile, and the number of the block of o.
+
+    Returns: the state after the tile.
+    """
+    config: gl.constexpr = program.config
+    inputs, scores = program.inputs, program.scores
+    dtype: gl.constexpr = inputs.key.dtype
+    o_desc, z_desc = descs
+    stage, slot, out_slot = places
+    at = [work.batch, work.head, turn * 64, work.column + 64 * HALF]
+    reads = read_state(state, inputs.key, stage + opaque_zero(turn, 0), True)
+    zero = opaque_zero(turn, 1)
+    valueT = block(inputs.value, 2 * stage + HALF + zero).permute((1, 0))
+    first = config.parts * (stage + zero)
+    z = solve_errors(reads, valueT, scores, slot + zero, inputs.inverse, first, config.parts)
+    valueT.store(nearest(z, dtype))  # Z takes the place of V
+    fence_async_shared()
+    tma.store_wait(pendings=1)
+    barrier()  # Z is there, and a block for o is free
+    if config.keeps_errors:
+        tma_store(z_desc, at, inputs.value.index(2 * stage + HALF))
+
+    # O^T = (scale 2^b Q S)^T + Z^T P^T
+    out = read_state(state, inputs.query, stage + opaque_zero(turn, 2))
+    zero = opaque_zero(turn, 3)
+    out *= scores.query_decay.index(slot + zero).load(ACC_COLUMN)[None, :]
+    zT = block(inputs.value, 2 * stage + HALF + zero).permute((1, 0))
+    out = warpgroup_mma(zT, scores.p.index(slot + zero).permute((1, 0)), out, is_async=True)
+
+    # S^T = 2^b_63 S^T + Z^T (s 2^(b_63 - b) K)
+    zero = opaque_zero(turn, 4)
+    zT = block(inputs.value, 2 * stage + HALF + zero).permute((1, 0))
+    decay = state_decay(scores, slot)
+    left, right = state[0] * decay, state[1] * decay
+    # [64, 64] @ [64, 64] -> [64, 64]
+    left = warpgroup_mma(zT, block(scores.written_key, 2 * (slot + zero)), left, is_async=True)
+    right = warpgroup_mma(zT, block(scores.written_key, 2 * (slot + zero) + 1), right, is_async=True)
+    out = wait_for_products(2, deps=(out,))  # the state is updated while o is written
+    out_block = out_smem.index(out_slot)
+    out_block.reshape([64, 64]).permute((1, 0)).store(nearest(out, dtype))
+    fence_async_shared()
+    barrier()
+    tma_store(o_desc, at, out_block)
+    left, right = wait_for_products(0, deps=(left, right))
+    if config.keeps_errors:
+        tma.store_wait(pendings=1)  # Z has been read
+    return left, right
+
+
+@gluon.jit
+def state_partition(program, descs, out_smem, HALF: gl.constexpr):
+    """Carry 64 rows of the transposed state as float32 accumulators, and write as many columns of o, and of Z."""
+    config: gl.constexpr = program.config
+    schedule, inputs, scores = program.schedule, program.inputs, program.scores
+    stage, slot = inputs.ring.begin(), scores.ring.begin()
+    out_slot = 0
+    for item in range(gl.program_id(0), schedule.num_items, gl.num_programs(0)):
+        work = get_work_item(schedule, item, config.pieces)
+        state = load_state(program, work, HALF)
+        for turn in range(schedule.num_tiles):
+            scores.ring.consumer_wait(slot)
+            inputs.ring.consumer_wait(stage)
+            places = stage.slot, slot.slot, out_slot
+            state = walk_tile(program, descs, out_smem, work, turn, places, state, HALF)
+            release_tile(program, stage, slot)
+            stage = inputs.ring.next(stage)
+            slot = scores.ring.next(slot)
+            out_slot = (out_slot + 1) % 2
+        store_state(program, work, state, HALF)
+    tma.store_wait(pendings=0)
+
+
+@gluon.jit
+def walk_outputs(
+    q_desc, k_desc, v_desc, x_desc, o_desc, z_desc, gates, states, scale, counts, config: gl.constexpr
+):  # fmt: skip
+    """Compute o of all work items, Z if it is kept, and the states after them; 4 warps and maxnreg=128."""
+    REGISTERS: gl.constexpr = config.state_registers
+    SCORE_REGISTERS: gl.constexpr = config.score_registers
+    schedule = get_schedule(counts)
+    program = allocate_program(schedule, gates, states, config, q_desc)
+    out_smem0 = gl.allocate_shared_memory(q_desc.dtype, [2, 1, 1, 64, 64], q_desc.layout)
+    out_smem1 = gl.allocate_shared_memory(q_desc.dtype, [2, 1, 1, 64, 64], q_desc.layout)
+    prefix = gl.allocate_shared_memory(gl.float32, [64], VECTOR)
+    gl.warp_specialize(
+        [
+            (state_partition, (program, (o_desc, z_desc), out_smem0, 0)),
+            (state_partition, (program, (o_desc, z_desc), out_smem1, 1)),
+            (score_partition, (program, scale, prefix)),
+            (load_partition, (program, (q_desc, k_desc, v_desc, x_desc))),
+        ],
+        [4, 4, 1],
+        [REGISTERS, SCORE_REGISTERS, 24],
+    )
+
+
+def launch_outputs(
+    inputs: tuple[Tensor, Tensor, Tensor, Tensor], o: Tensor, z: Tensor | None, *,
+    gates: DeltaGates, gated: bool, states: States, scale: float, plan: DeltaPlan,
+) -> None:  # fmt: skip
+    """Write o (B, H, T, d_hv), Z like it if it is given, and the state after the last step if there is room for it.
+
+    Args:
+        inputs: q, k, v and X.
+    """
+    config = DeltaWalkConfig.of(
+        plan.shape(reverse=False), d_qk=plan.sizes.d_qk, d_hv=plan.sizes.d_hv, gated=gated,
+        keeps_errors=z is not None, loads=states.initial is not None, stores=states.final is not None,
+    )  # fmt: skip
+    descs = map(descriptor, (*inputs, o, o if z is None else z))
+    enqueue_walk(walk_outputs, tuple(descs), gates, states, scale, plan, config)

@@ -1,0 +1,71 @@
+# type: ignore   # Gluon: what runs on the device has no types that a Python checker knows
+"""What the kernels of the delta rule know of a tile of 64 steps beside q, k and v: gates, strengths, decays, scores."""
+
+from typing import Any, NamedTuple
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma
+
+from tflabench.kernels.scalar.hopper.tiles import ACC, ACC_COLUMN, ACC_ROW, block
+from tflabench.kernels.scalar.hopper.workarounds import wait_for_products
+
+LOG2E = gl.constexpr(1.4426950408889634)
+LEAST_STRENGTH = gl.constexpr(2.0**-30)  # one below counts as this, so that the gradient of beta is a quotient at 0 too
+LEAST_GATE = gl.constexpr(-160.0)  # a log2 gate below counts as this: its weights are 0 in float32 anyway
+STEP_OF_EACH_WARP = gl.constexpr(gl.BlockedLayout([2], [32], [4], [0]))  # 64 steps, all of them in every warp
+
+
+class DeltaGates(NamedTuple):
+    """Log decays g, float32, or anything without a decay, and strengths beta, float32: (B, H, T), contiguous."""
+
+    g: Any
+    beta: Any
+
+
+@gluon.jit
+def add(a, b):
+    """Return the sum, for `associative_scan`."""
+    return a + b
+
+
+@gluon.jit
+def load_steps(gates, row, tile, num_steps, GATED: gl.constexpr):
+    """Return of a tile the log gates, and the roots of the strengths, which are 0 beyond the last step: [64] each."""
+    t = tile * 64 + gl.arange(0, 64, layout=STEP_OF_EACH_WARP)
+    at = row * num_steps + t
+    there = t < num_steps
+    beta = gl.load(gates.beta + at, mask=there, other=0.0)
+    root = gl.where(there, gl.sqrt(gl.maximum(beta, LEAST_STRENGTH)), 0.0)
+    if GATED:
+        return gl.load(gates.g + at, mask=there, other=0.0), root
+    else:
+        return gl.zeros([64], gl.float32, layout=STEP_OF_EACH_WARP), root
+
+
+@gluon.jit
+def sums_of_gates(g):
+    """Return b, the sums of log2 gates from the first step of a tile to each of its steps."""
+    return gl.associative_scan(gl.maximum(g * LOG2E, LEAST_GATE), 0, add)
+
+
+@gluon.jit
+def products(x_blocks, x_tile, y_blocks, y_tile):
+    """Return x y^T of two tiles of 128 columns, [64, 64] float32."""
+    xy = gl.zeros([64, 64], gl.float32, layout=ACC)
+    for j in gl.static_range(2):
+        # [64, 64] @ [64, 64] -> [64, 64]
+        yT = block(y_blocks, 2 * y_tile + j).permute((1, 0))
+        xy = warpgroup_mma(block(x_blocks, 2 * x_tile + j), yT, xy, use_acc=j > 0, is_async=True)
+    return wait_for_products(0, deps=(xy,))
+
+
+@gluon.jit
+def decayed(x, prefix, root):
+    """Return x_ij 2^(b_i - b_j) s_j, [64, 64], where j <= i; elsewhere any number.
+
+    Args:
+        prefix, root: b and s, [64] float32 in shared memory.
+    """
+    decay = gl.exp2(gl.minimum(prefix.load(ACC_ROW)[:, None] - prefix.load(ACC_COLUMN)[None, :], 0.0))
+    return x * decay * root.load(ACC_COLUMN)[None, :]

@@ -1,0 +1,293 @@
+# type: ignore   # Gluon: what runs on the device has no types that a Python checker knows
+"""What the walks for o (forward.py) and for dv (backward_dv.py) share.
+
+A tile has 64 steps, b are the sums of its log2 gates from its first step on, s = sqrt(beta), S is the state before it:
+
+    X = (I + A)^-1        A_ij = s_i s_j 2^(b_i - b_j) k_i . k_j, j < i
+    Z = X (s (V - 2^b K S))
+    O = scale 2^b Q S + P Z        P_ij = scale s_j 2^(b_i - b_j) q_i . k_j, j <= i
+    S <- 2^b_63 S + K^T (s 2^(b_63 - b) Z)
+
+The strength goes half to either side of A. So the errors Z = s R come from products with X that are right relative to
+themselves however small beta is, and so are gradients: that of beta is a quotient of them.
+
+Partitions of a program, and what connects them:
+
+    load         1 warp    copies tiles of q, k, v (or do) and X by TMA     -> DeltaTiles, a ring of stages
+    score        4 warps   P and the decays of a tile                       -> DeltaScores, a ring of slots
+    state 0, 1   4 warps   64 rows each of the transposed state             -> the output, by TMA
+
+The state is transposed, rows of v by columns of k, so that it and what is made of it are left operands in registers:
+the two state partitions share nothing, and never wait for one another. A program has 128 columns of v, and all 128 of
+q and k: TMA pads with zeros beyond the last step or column, and loses what is written there.
+"""
+
+from typing import Any
+
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma
+
+from tflabench.kernels.common.launching import enqueue
+from tflabench.kernels.delta.hopper_plan import DeltaPlan
+from tflabench.kernels.scalar.hopper.conversions import nearest, nearest_of_negative, widened
+from tflabench.kernels.scalar.hopper.pipeline import Ring, aggregate, allocate_ring
+from tflabench.kernels.scalar.hopper.state import States, state_pointers
+from tflabench.kernels.scalar.hopper.tiles import (
+    ACC,
+    ACC_COLUMN,
+    ACC_OPERAND,
+    ACC_ROW,
+    BLOCK_BYTES,
+    VECTOR,
+    block,
+    load_blocks,
+)
+from tflabench.kernels.scalar.hopper.workarounds import ASSEMBLY, barrier, wait_for_products
+
+from .config import DeltaWalkConfig
+from .schedule import DeltaCounts, DeltaSchedule, get_tile, get_work_item
+from .tiles import STEP_OF_EACH_WARP, DeltaGates, decayed, load_steps, products, sums_of_gates
+
+OPERAND_COLUMN = gl.constexpr(gl.SliceLayout(0, ACC_OPERAND))  # a value for each column of a left operand
+
+# --- What partitions share --------------------------------------------------------------------------------------------
+
+
+@aggregate
+class DeltaTiles:
+    """A ring of stages in shared memory, each a tile in blocks of 64 steps by 64 columns, 16 bits.
+
+    Fields:
+        query, key, value: [2 * stages, 1, 1, 64, 64]; value is v of o, and do of dv.
+        inverse: X, [parts * stages, 1, 1, 64, 64].
+    """
+
+    ring: Ring
+    query: gl.shared_memory_descriptor
+    key: gl.shared_memory_descriptor
+    value: gl.shared_memory_descriptor
+    inverse: gl.shared_memory_descriptor
+
+
+@aggregate
+class DeltaScores:
+    """A ring of slots in shared memory, each the P of a tile, and what it and the state are multiplied by.
+
+    Fields:
+        p: [slots, 64, 64], 16 bits.
+        written_key: of the walk for o, s 2^(b_63 - b) K, [2 * slots, 1, 1, 64, 64], 16 bits: what K is rounded to as
+            Z is written by it. Where the state is made again, in backward, it must be written by the same numbers:
+            errors correct what rounding did to this state, and to no other.
+        decay: 2^b, by which k reads the state; the last one is that of the state.  query_decay: scale 2^b, by which q
+            does.  write_decay: s 2^(b_63 - b), by which steps write to it.  root: s.  [slots, 64] float32 each.
+    """
+
+    ring: Ring
+    p: gl.shared_memory_descriptor
+    written_key: gl.shared_memory_descriptor
+    decay: gl.shared_memory_descriptor
+    query_decay: gl.shared_memory_descriptor
+    write_decay: gl.shared_memory_descriptor
+    root: gl.shared_memory_descriptor
+
+
+@aggregate
+class DeltaProgram:
+    """Buffers, pointers and counts that all partitions of a program share."""
+
+    config: gl.constexpr
+    schedule: DeltaSchedule
+    gates: gl.tuple
+    states: gl.tuple
+    inputs: DeltaTiles
+    scores: DeltaScores
+
+
+@gluon.jit
+def allocate_program(schedule, gates, states, config: gl.constexpr, desc):
+    """Return what all partitions share; desc describes blocks of q."""
+    dtype: gl.constexpr = desc.dtype
+    STAGES: gl.constexpr = config.num_stages
+    SLOTS: gl.constexpr = config.num_slots
+    inputs = DeltaTiles(
+        ring=allocate_ring(STAGES, 3),
+        query=gl.allocate_shared_memory(dtype, [2 * STAGES, 1, 1, 64, 64], desc.layout),
+        key=gl.allocate_shared_memory(dtype, [2 * STAGES, 1, 1, 64, 64], desc.layout),
+        value=gl.allocate_shared_memory(dtype, [2 * STAGES, 1, 1, 64, 64], desc.layout),
+        inverse=gl.allocate_shared_memory(dtype, [config.parts * STAGES, 1, 1, 64, 64], desc.layout),
+    )
+    layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, 64], dtype)
+    p = gl.allocate_shared_memory(dtype, [SLOTS, 64, 64], layout)
+    written_key = p
+    if not config.reverse:
+        written_key = gl.allocate_shared_memory(dtype, [2 * SLOTS, 1, 1, 64, 64], desc.layout)
+    scores = DeltaScores(
+        ring=allocate_ring(SLOTS, 2),
+        p=p,
+        written_key=written_key,
+        decay=gl.allocate_shared_memory(gl.float32, [SLOTS, 64], VECTOR),
+        query_decay=gl.allocate_shared_memory(gl.float32, [SLOTS, 64], VECTOR),
+        write_decay=gl.allocate_shared_memory(gl.float32, [SLOTS, 64], VECTOR),
+        root=gl.allocate_shared_memory(gl.float32, [SLOTS, 64], VECTOR),
+    )
+    return DeltaProgram(config, schedule, gates, states, inputs, scores)
+
+
+# --- Load partition ---------------------------------------------------------------------------------------------------
+
+
+@gluon.jit
+def load_partition(program, descs):
+    """Copy all tiles to shared memory, in the order in which they are met; descs: of q, k, v or do, and X."""
+    config: gl.constexpr = program.config
+    PARTS: gl.constexpr = config.parts
+    schedule, inputs, ring = program.schedule, program.inputs, program.inputs.ring
+    q_desc, k_desc, v_desc, x_desc = descs
+    stage = ring.begin()
+    for item in range(gl.program_id(0), schedule.num_items, gl.num_programs(0)):
+        work = get_work_item(schedule, item, config.pieces)
+        for turn in range(schedule.num_tiles):
+            step = get_tile(schedule, turn, config.reverse) * 64
+            ring.producer_acquire(stage)
+            fence_async_shared()  # consumers' reads of the stage, before the copies write there
+            full = ring.full.index(stage.slot)
+            mbarrier.expect(full, (6 + PARTS) * BLOCK_BYTES)
+            load_blocks(k_desc, (work.batch, work.qk_head, step, 0), inputs.key, 2 * stage.slot, 2, full)
+            load_blocks(q_desc, (work.batch, work.qk_head, step, 0), inputs.query, 2 * stage.slot, 2, full)
+            load_blocks(x_desc, (work.batch, work.head, step, 0), inputs.inverse, PARTS * stage.slot, PARTS, full)
+            load_blocks(v_desc, (work.batch, work.head, step, work.column), inputs.value, 2 * stage.slot, 2, full)
+            stage = ring.next(stage)
+
+
+# --- Score partition --------------------------------------------------------------------------------------------------
+
+
+@gluon.jit
+def score_partition(program, scale, prefix):
+    """Compute P of every tile, and the decays of its steps.
+
+    Args:
+        prefix: [64] float32 in shared memory, for b.
+    """
+    config: gl.constexpr = program.config
+    dtype: gl.constexpr = program.inputs.key.dtype
+    schedule, inputs, scores, gates = program.schedule, program.inputs, program.scores, program.gates
+    stage, slot = inputs.ring.begin(), scores.ring.begin()
+    for item in range(gl.program_id(0), schedule.num_items, gl.num_programs(0)):
+        work = get_work_item(schedule, item, config.pieces)
+        tile = get_tile(schedule, 0, config.reverse)
+        next_g, next_root = load_steps(gates, work.row, tile, schedule.num_steps, config.gated)
+        for turn in range(schedule.num_tiles):
+            b, s = sums_of_gates(next_g), next_root
+            tile = get_tile(schedule, gl.minimum(turn + 1, schedule.num_tiles - 1), config.reverse)
+            next_g, next_root = load_steps(gates, work.row, tile, schedule.num_steps, config.gated)
+            scores.ring.producer_acquire(slot)
+            decay = gl.exp2(b)
+            prefix.store(b)
+            scores.decay.index(slot.slot).store(decay)
+            scores.query_decay.index(slot.slot).store(decay * scale)
+            scores.write_decay.index(slot.slot).store(s * gl.exp2(gl.min(b, axis=0) - b))  # the last is the least
+            scores.root.index(slot.slot).store(s)
+            barrier()
+            inputs.ring.consumer_wait(stage)
+            qk = products(inputs.query, stage.slot, inputs.key, stage.slot)
+            i = gl.arange(0, 64, layout=ACC_ROW)[:, None]
+            j = gl.arange(0, 64, layout=ACC_COLUMN)[None, :]
+            p = gl.where(i >= j, decayed(qk * scale, prefix, scores.root.index(slot.slot)), 0.0)
+            scores.p.index(slot.slot).store(nearest(p, dtype))
+            if not config.reverse:
+                write_decay = scores.write_decay.index(slot.slot).load(ACC_ROW)[:, None]
+                for j in gl.static_range(2):
+                    k = widened(block(inputs.key, 2 * stage.slot + j).load(ACC)) * write_decay
+                    block(scores.written_key, 2 * slot.slot + j).store(nearest(k, dtype))
+            fence_async_shared()
+            barrier()
+            scores.ring.producer_commit(slot)
+            inputs.ring.consumer_release(stage)
+            stage = inputs.ring.next(stage)
+            slot = scores.ring.next(slot)
+
+
+# --- State partitions -------------------------------------------------------------------------------------------------
+
+
+@gluon.jit
+def load_state(program, work, HALF: gl.constexpr):
+    """Return the rows of the transposed state that a state partition carries, as two accumulators [64, 64]."""
+    config: gl.constexpr = program.config
+    D_QK: gl.constexpr = config.d_qk
+    D_HV: gl.constexpr = config.d_hv
+    state = ()
+    for j in gl.static_range(2):
+        if config.loads:
+            ptr = program.states.initial + work.row.to(gl.int64) * (D_QK * D_HV)
+            at, rows = state_pointers(ptr, work.column + 64 * HALF, 64 * j, 1, D_HV, ACC)
+            columns = 64 * j + gl.arange(0, 64, layout=ACC_COLUMN)[None, :]
+            state += (gl.load(at, mask=(rows < D_HV) & (columns < D_QK), other=0.0),)
+        else:
+            state += (gl.zeros([64, 64], gl.float32, layout=ACC),)
+    return state
+
+
+@gluon.jit
+def store_state(program, work, state, HALF: gl.constexpr):
+    """Write the rows of the state that a state partition carries to memory, if they are asked for."""
+    config: gl.constexpr = program.config
+    D_QK: gl.constexpr = config.d_qk
+    D_HV: gl.constexpr = config.d_hv
+    if config.stores:
+        ptr = program.states.final + work.row.to(gl.int64) * (D_QK * D_HV)
+        for j in gl.static_range(2):
+            at, rows = state_pointers(ptr, work.column + 64 * HALF, 64 * j, 1, D_HV, ACC)
+            columns = 64 * j + gl.arange(0, 64, layout=ACC_COLUMN)[None, :]
+            gl.store(at, state[j], mask=(rows < D_HV) & (columns < D_QK))
+
+
+@gluon.jit
+def read_state(state, x_blocks, x_tile, NEGATIVE: gl.constexpr = False):
+    """Return S^T x^T of 64 rows of S^T and a tile x of 128 columns, [64, 64] float32; or -S^T x^T.
+
+    Where the state is read twice, once should be negative: see `nearest_of_negative`.
+    """
+    dtype: gl.constexpr = x_blocks.dtype
+    out = gl.zeros([64, 64], gl.float32, layout=ACC)
+    for j in gl.static_range(2):
+        # [64, 64] @ [64, 64] -> [64, 64]
+        s = nearest_of_negative(state[j], dtype) if NEGATIVE else nearest(state[j], dtype)
+        s = gl.convert_layout(s, ACC_OPERAND)
+        xT = block(x_blocks, 2 * x_tile + j).permute((1, 0))
+        out = warpgroup_mma(s, xT, out, use_acc=j > 0, is_async=True)
+        out, s = wait_for_products(0, deps=(out, s))
+    return out
+
+
+@gluon.jit
+def state_decay(scores, slot):
+    """Return 2^b_63, by which the state is multiplied."""
+    return gl.sum(scores.decay.index(slot).slice(63, 1).load(STEP_OF_EACH_WARP), axis=0)
+
+
+@gluon.jit
+def release_tile(program, stage, slot):
+    """Give back what a state partition has read of a tile."""
+    barrier()
+    program.inputs.ring.consumer_release(stage)
+    program.scores.ring.consumer_release(slot)
+
+
+# --- Host -------------------------------------------------------------------------------------------------------------
+
+
+def enqueue_walk(
+    kernel: Any, descs: tuple[Any, ...], gates: DeltaGates, states: States, scale: float, plan: DeltaPlan,
+    config: DeltaWalkConfig,
+) -> None:  # fmt: skip
+    """Launch the walk for o or for dv."""
+    unused: Tensor = gates.beta
+    given = states._make([unused if x is None else x for x in states])
+    enqueue(
+        kernel, plan.programs, *descs, gates, given, scale, DeltaCounts.of(plan.items, plan),
+        config=config, num_warps=4, maxnreg=128, **ASSEMBLY,
+    )  # fmt: skip

@@ -1,0 +1,118 @@
+"""The source of the fused kernels of the delta rules, run on the CPU (gluon_on_cpu.py), held to float64."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+if not torch.cuda.is_available():
+    pytest.importorskip("triton.experimental.gluon")
+
+from delta_cases import Case, draw, failures
+from gluon_on_cpu import DELTA, Deadlock, Machine, launch_delta_on
+
+from tflabench import ops
+from tflabench.kernels.common import device
+from tflabench.kernels.delta.gating import GATED_DELTA_NET
+from tflabench.kernels.delta.hopper import chunkwise, forward
+from tflabench.kernels.delta.hopper.chunkwise import refuses
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the rest is computed in Triton's interpreter")
+
+B16 = torch.bfloat16
+SMALL = Case(200, 16, 16, states=True, heads=2, sharing=2, dtype=B16)  # 4 heads, by 3 programs
+CASES = [
+    Case(3, 48, 80, dtype=B16, heads=2, states=True),
+    Case(64, 128, 128, "none", "alike", 1.0, dtype=B16, layout="bthd"),
+    Case(130, 96, 192, "resets", "repeated", 1.0, dtype=B16, states=True),
+    Case(100, 128, 256, "strong", beta=2.0, dtype=B16, states=True),
+    Case(150, 64, 64, "open", "alike", 2.0, dtype=B16, heads=2),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_forward_and_every_gradient(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    launch_delta_on(Machine(seed=case.T, family=DELTA), monkeypatch)
+    assert failures(case, "hopper") == []
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_right_in_any_order(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the mistakes below are tried, but without one."""
+    launch_delta_on(Machine(seed=seed, family=DELTA), monkeypatch)
+    assert failures(SMALL, "hopper") == []
+
+
+@pytest.mark.parametrize(
+    ("source", "right", "mistaken"),
+    [
+        ("walk", "inputs.ring.consumer_wait(stage)", "pass"),  # a tile that has not arrived
+        ("walk", "scores.ring.producer_acquire(slot)", "pass"),  # scores are overwritten
+        ("walk", "ring.producer_acquire(stage)", "pass"),  # a stage is overwritten
+        ("forward", "scores.ring.consumer_wait(slot)", "pass"),
+        ("forward", "tma.store_wait(pendings=1)  # Z has been read", "pass"),
+        ("backward_dv", "tma.store_wait(pendings=1)\n    barrier()  # D", "barrier()  # D"),
+        ("backward_dv", "tma.store_wait(pendings=2)", "pass"),  # dv is overwritten
+        ("backward_dqk", "inputs.states.consumer_wait(D_place)", "pass"),
+        ("backward_dqk", "inputs.keys.consumer_wait(key)", "pass"),
+        ("backward_dqk", "scores.ring.producer_acquire(slot)", "pass"),
+        ("backward_dqk", "    tma.store_wait(pendings=0)\n    barrier()", "    barrier()"),  # dq, dk not yet written
+    ],
+)  # fmt: skip
+def test_mistakes_show(source: str, right: str, mistaken: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one of a few orders: numbers are wrong, or a role waits for ever."""
+    edits = []
+
+    def edit(name: str, text: str) -> str:
+        if name != f"delta/{source}":
+            return text
+        edits.append(text.count(right))
+        return text.replace(right, mistaken)
+
+    for seed in range(4):
+        launch_delta_on(Machine(seed=seed, edit=edit, family=DELTA), monkeypatch)
+        try:
+            wrong = failures(SMALL, "hopper")
+        except (Deadlock, AssertionError):
+            wrong = ["stuck"]
+        assert edits[-1] == 1
+        if wrong:
+            return
+    pytest.fail("no order shows it")
+
+
+def test_without_gradients_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And o is the same to the bit."""
+    launch_delta_on(Machine(seed=2, family=DELTA), monkeypatch)
+    inputs: Any = draw(Case(70, 16, 16, dtype=B16))[0]
+    wanted = ops.gated_delta_net(**{name: x.requires_grad_() for name, x in inputs.items()}, implementation="hopper")
+    kept: list[Any] = []
+
+    def launch(inputs: Any, o: Any, z: Any, **options: Any) -> None:
+        kept.append(z)
+        forward.launch_outputs(inputs, o, z, **options)
+
+    monkeypatch.setattr(chunkwise, "launch_outputs", launch)
+    with torch.no_grad():
+        assert torch.equal(ops.gated_delta_net(**inputs, implementation="hopper"), wanted)
+    assert kept == [None]
+
+
+@pytest.mark.parametrize(
+    ("d_qk", "d_hv", "dtype", "words"),
+    [
+        (144, 64, B16, "takes a d_qk up to 128, not 144"),
+        (64, 272, B16, "takes a d_hv up to 256, not 272"),
+        (64, 64, torch.float16, "takes bfloat16, not float16"),
+    ],
+)
+def test_what_is_not_taken_is_said_in_a_line(d_qk: int, d_hv: int, dtype: Any, words: str, monkeypatch: Any) -> None:
+    monkeypatch.setattr(device, "architecture", lambda _: 90)
+    on_gpu: Any = SimpleNamespace(dtype=dtype, device=torch.device("cuda"), shape=(1, 1, 8, d_qk))
+    v = torch.zeros(1, 1, 8, d_hv, device="meta")
+    assert refuses(on_gpu, v, gate=GATED_DELTA_NET, chunk_size=64) == words
+    on_cpu = on_gpu.__class__(**{**vars(on_gpu), "device": torch.device("cpu")})
+    assert refuses(on_cpu, v, gate=GATED_DELTA_NET, chunk_size=64) == "needs a GPU of compute capability 9.0, not cpu"
