@@ -19,6 +19,8 @@ TILE = 64  # steps of a tile
 LARGEST_D_QK = 128  # a program has all rows of a state
 LARGEST_D_HV = 256
 WIDTH = 128  # columns of a state and of v in a program
+SUMS = 5  # vectors of a value a step: db and what passes the tile, of either half of the channels, and dbeta
+SUM_BYTES = 4  # of an element of these: float32
 MOST_STEPS = 2**28  # of all heads: kernels count them with 32 bits
 
 

@@ -34,7 +34,9 @@ from tflabench.implementations.recurrences import (
 )
 from tflabench.implementations.recurrences import build_step as build_recurrence_step
 from tflabench.kernels.common import tiling
+from tflabench.kernels.common.cover import cdiv
 from tflabench.kernels.common.sizes import USUAL, refuses_dtype, shared_memory
+from tflabench.kernels.delta import hopper_plan
 from tflabench.kernels.delta import plan as delta_plan
 from tflabench.kernels.delta.gating import DELTA_NET, GATED_DELTA_NET
 from tflabench.kernels.families import FAMILIES
@@ -44,7 +46,7 @@ from tflabench.kernels.scalar.plan import hopper_shapes
 from tflabench.kernels.scalar.plan import tfla as tfla_plan
 from tflabench.kernels.types import RETENTION, SIMPLE_GLA, Gate
 from tflabench.problem import Problem
-from tflabench.theory import fused, linear_attention
+from tflabench.theory import fused, fused_delta, linear_attention
 from tflabench.theory.call_cost import call_cost
 from tflabench.theory.cost import DEFAULT_CHUNK_SIZE, Cost
 from tflabench.theory.launches import Modelled, sizes
@@ -58,7 +60,7 @@ if TYPE_CHECKING:
     Build = Callable[[Problem, torch.device], Case]
 
 # Of each family of kernels (docs/decisions/README.md counts them): raised when its bits or times change.
-VERSIONS = {"fused": 26, "triton": 5, "gla": 1, "step": 1, "reference": 1, "delta": 2}
+VERSIONS = {"fused": 26, "triton": 5, "gla": 1, "step": 1, "reference": 1, "delta": 2, "fused_delta": 1}
 CPU_CHUNK_SIZE = 64  # of the reference where the problem leaves it open: fastest on CPUs up to head dimensions of 256
 
 
@@ -258,6 +260,21 @@ def delta_workspace_bytes(problem: Problem) -> float:
     return p.batch * p.heads * p.seq_len * columns * p.element_bytes
 
 
+def fused_delta_cost(op: Recurrence, problem: Problem) -> Cost:
+    """Return the cost of the fused kernels of the delta rules."""
+    return fused_delta.cost(problem, op.counts)
+
+
+def fused_delta_workspace_bytes(problem: Problem) -> float:
+    """Return the workspace of these: inverses, and of backward errors, gradients of states and sums."""
+    p = problem
+    elements = float(hopper_plan.TILE)
+    if p.pass_ == "fwbw":
+        elements += p.d_hv + p.d_qk * p.d_hv / hopper_plan.TILE + 2 * p.d_qk * (p.group > 1)
+    sums = (p.pass_ == "fwbw") * hopper_plan.SUMS * hopper_plan.SUM_BYTES * cdiv(p.d_hv, hopper_plan.WIDTH)
+    return p.batch * p.heads * p.seq_len * (elements * p.element_bytes + sums)
+
+
 def delta_shared_bytes(problem: Problem, capability: tuple[int, int]) -> int:
     """Return the shared memory of the program that needs most: one of the walks, or a parallel one."""
     architecture, size = 10 * capability[0] + capability[1], problem.element_bytes
@@ -308,6 +325,14 @@ def refuse_delta(problem: Problem, device: str) -> str | None:
     if reason := refuse_kernels(problem, device) or refuses_dtype(problem.dtype, tiling.DTYPES):
         return reason
     return delta_plan.refuses_sizes(problem.d_qk, problem.d_hv, problem.chunk_size)
+
+
+def refuse_fused_delta(problem: Problem, device: str) -> str | None:
+    """Return why the fused kernels of the delta rules cannot run this, or None."""
+    if reason := refuse_kernels(problem, device) or refuses_dtype(problem.dtype, hopper_plan.DTYPES):
+        return reason
+    steps = hopper_plan.refuses_steps(problem.batch * problem.heads, problem.seq_len)
+    return hopper_plan.refuses_sizes(problem.d_qk, problem.d_hv) or steps
 
 
 def tfla_shared_bytes(problem: Problem, capability: tuple[int, int]) -> int:
@@ -413,6 +438,13 @@ GATED_LINEAR_ATTENTION = Recurrence(
 
 
 DELTA = {
+    "hopper": Variant(
+        "hopper_{}", "fused for Hopper", fused_delta_cost,
+        FUSED | {
+            "refuses": refuse_fused_delta, "version": VERSIONS["fused_delta"],
+            "workspace_bytes": fused_delta_workspace_bytes,
+        },
+    ),
     "tfla": Variant(
         "tfla_{}_xl", "TFLA xl_chunk", partial(counted_cost, usual=tfla_chunk_size),
         TRITON | {

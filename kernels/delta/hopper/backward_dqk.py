@@ -33,7 +33,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma
 
 from tflabench.kernels.common.launching import enqueue
-from tflabench.kernels.delta.hopper_plan import GRADIENTS_SHAPE, TILE, DeltaPlan
+from tflabench.kernels.delta.hopper_plan import GRADIENTS_SHAPE, SUMS, TILE, DeltaPlan
 from tflabench.kernels.scalar.hopper.conversions import nearest, widened
 from tflabench.kernels.scalar.hopper.launch import descriptor
 from tflabench.kernels.scalar.hopper.pipeline import Cursor, Ring, aggregate, allocate_ring
@@ -58,7 +58,7 @@ from tflabench.kernels.scalar.hopper.workarounds import (
 )
 
 from .config import DeltaGradientsConfig
-from .gates import SUMS, finish_gates
+from .gates import finish_gates
 from .schedule import DeltaCounts, DeltaSchedule, get_schedule, get_work_item
 from .tiles import STEP_OF_EACH_WARP, DeltaGates, decayed, load_steps, products, sums_of_gates
 from .walk import OPERAND_COLUMN, read_state

@@ -9,7 +9,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-SUMS = 5  # vectors of 64 of a tile: db and what passes the tile, of either half of the channels, and dbeta
+from tflabench.kernels.delta.hopper_plan import SUMS
+
 VECTORS = tl.constexpr(SUMS)
 
 

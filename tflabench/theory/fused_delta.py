@@ -1,0 +1,58 @@
+"""The fused kernels of the delta rules for Hopper (delta/hopper): what each launch computes and moves.
+
+Walks carry one head's state on chip over tiles of 64 steps, so FLOPs are those of the chunkwise form with chunks of one
+tile, whatever L is. Forward saves inverses and errors, and the gradients of states of every tile lie in memory between
+the two walks of backward.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from tflabench.kernels.common.cover import cdiv
+from tflabench.kernels.delta.hopper_plan import SUM_BYTES, SUMS, TILE, WIDTH
+from tflabench.problem import Problem
+from tflabench.theory.cost import DELTA_TILE, Cost, Gate, flop_polynomial
+
+GATE_BYTES = 4  # float32, whatever the inputs are
+
+
+class LaunchCounts(NamedTuple):
+    """FLOPs and bytes a step and head of one launch."""
+
+    flops: float
+    bytes: float
+
+
+def launches(problem: Problem, gate: Gate) -> dict[str, LaunchCounts]:
+    """Return by name what the launches of one call compute and move: the matrix products alone, tensors once each."""
+    p, width = problem, problem.element_bytes
+    qk, kv, hv = p.d_qk / p.group * width, p.d_qk * width, p.d_hv * width
+    gates = (1 + (gate == "gated_delta_net")) * GATE_BYTES
+    x, D, pieces = TILE * width, p.d_qk * p.d_hv / TILE * width, cdiv(p.d_hv, WIDTH)
+    through_state, of_qk, of_hv = 2 * p.d_qk * p.d_hv, TILE * p.d_qk, TILE * p.d_hv  # half of the pairs of a tile
+    backward = p.pass_ == "fwbw"
+    inverse = of_qk + DELTA_TILE**2 / 3
+    forward = flop_polynomial("chunkwise", gate, p.d_qk, p.d_hv)(TILE) / TILE
+    made = {
+        "inverses": LaunchCounts(inverse, qk + gates + x),
+        "o": LaunchCounts(forward - inverse, 2 * qk + hv + x + gates + hv * (1 + backward)),
+    }
+    if not backward:
+        return made
+    sums = SUMS * SUM_BYTES * pieces
+    added = 2 * kv * (2 * pieces - 1) + 2 * (kv + qk) * (p.group > 1)  # of pieces, of heads that share q and k
+    return made | {
+        "dv": LaunchCounts(3 * through_state + of_qk + 2 * of_hv, 2 * qk + hv + x + gates + hv + D),
+        "dq, dk": LaunchCounts(
+            4 * through_state + pieces * 4 * of_qk + 2 * of_hv,
+            3 * hv + D + pieces * (2 * qk + gates) + added + sums,
+        ),
+        "gates": LaunchCounts(0, sums + 2 * gates),
+    }
+
+
+def cost(problem: Problem, gate: Gate) -> Cost:
+    """Return FLOPs and bytes of one call over batch and heads; of the last state nobody asks."""
+    steps, made = problem.batch * problem.heads * problem.seq_len, launches(problem, gate).values()
+    return Cost(steps * sum(x.flops for x in made), steps * sum(x.bytes for x in made))
