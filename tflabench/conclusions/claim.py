@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tflabench.rows.errors import ErrorLine
     from tflabench.rows.schema import Row
 
-AXIS_SYMBOLS = {"seq_len": "T", "chunk_size": "L"}
+AXIS_SYMBOLS = {"seq_len": "T", "chunk_size": "L", "d_hv": "d_hv"}
 # What Triton 3.6 miscompiles or aborts on, by implementation and pass (docs/getting-started.md).
 OTHER_TRITON = {("nxai_exp_xl", "fw"), ("nxai_exp_xl", "fwbw"), ("fla_simple_gla", "fwbw")}
 
@@ -101,6 +101,18 @@ def exactly(over: float | None, under: float | None = 1.0) -> Interval | None:
     return Interval.around(over / under) if over and under else None
 
 
+def rate(row: Row) -> Interval | None:
+    """Return counted FLOPs over the time of a row, in TFLOP/s; None where it was throttled, or nothing was counted."""
+    ms = milliseconds(row)
+    return Interval.around(row.tflops, row.tflops * ms.relative) if ms and row.tflops else None
+
+
+def gigabytes_more(row: Row, less: Row) -> Interval | None:
+    """Return the peak memory of one row minus that of another, in 1e9 bytes; None where a side is missing."""
+    both = row.peak_bytes and less.peak_bytes
+    return Interval.around(((row.peak_bytes or 0) - (less.peak_bytes or 0)) / 1e9) if both else None
+
+
 def middle(numbers: Numbers) -> list[Interval]:
     """Return the median over the axis."""
     return [Interval(*(median(part) for part in zip(*numbers.values(), strict=True)))]
@@ -112,7 +124,7 @@ def spread(numbers: Numbers, form: str, axis: str) -> str:
     ends = dict.fromkeys((min(numbers), max(numbers)))
     widest = max(abs(number.relative) for number in numbers.values())
     margin = f" (± {100 * widest:.1f}%)" if widest >= 5e-4 else ""
-    place = f"{margin}, {AXIS_SYMBOLS[axis]} = {' to '.join(map(str, ends))}"
+    place = margin + (f", {AXIS_SYMBOLS[axis]} = {' to '.join(map(str, ends))}" if axis in AXIS_SYMBOLS else "")
     if len(values) == 1:
         return f"{form.format(values[0])}{place}"
     return f"{form.format(min(values))} to {form.format(max(values))}, median {form.format(median(values))}{place}"
@@ -182,6 +194,7 @@ class Claim:
         tells: what of the numbers is shown.
         at_least: points without which nothing can be said.
         kind: "modelled" where the number comes from a model, "counted" where it does not depend on the occasion.
+        theory: what makes the numbers, of formulas alone; None where rows or errors have them.
         errors: lines of an errors.csv that decide it before any row, a line a chunk size: their mean absolute errors.
         command: what measures the rows, without --impl.
         unmeasurable: why neither rows nor errors can tell.
@@ -199,6 +212,7 @@ class Claim:
     tells: Callable[[Numbers, str, str], str] = spread
     at_least: int = 2
     kind: Literal["measured", "modelled", "counted"] = "measured"
+    theory: Callable[[], Numbers] | None = None
     errors: Need | None = None
     command: str = ""
     unmeasurable: str | None = None
@@ -268,8 +282,10 @@ def check(claim: Claim, kernels: str, campaigns: Sequence[Campaign], errors: Seq
     """
     if claim.unmeasurable:
         return Outcome(claim, kernels, "not measurable", {}, claim.unmeasurable)
-    candidates = _of_errors(claim, kernels, errors)
-    if not candidates:
+    candidates: list[tuple[Numbers, str | None]] = [*_of_errors(claim, kernels, errors)]
+    if claim.theory:
+        candidates = [(claim.theory(), None)]
+    elif not candidates:
         in_order = sorted(campaigns, key=lambda campaign: (not campaign.is_current, campaign.started))
         candidates = [
             (numbers, campaign_of_numbers.folder)

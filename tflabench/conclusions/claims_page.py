@@ -44,15 +44,18 @@ def markdown(root: Path, command: Sequence[str], linked_from: Path = Path()) -> 
     devices = dict.fromkeys(device for outcomes in by_claim.values() for device, _ in outcomes)
     heads = [f"{who}, {device}" for device in devices for who in KERNELS.values()]
     table = [f"|claim|{'|'.join(heads)}|", "|---|" + "---|" * len(heads)]
-    undecided = []
+    undecided, theory = [], []
     for outcomes in by_claim.values():
-        if any(outcome.decided for outcome in outcomes.values()):
+        if next(iter(outcomes.values())).claim.theory:
+            theory.append(next(iter(outcomes.values())))
+        elif any(outcome.decided for outcome in outcomes.values()):
             claim = next(iter(outcomes.values())).claim
             cells = [_cell(outcomes[device, kernels], linked_from) for device in devices for kernels in KERNELS]
             table.append(f"|{plain(f'{claim.says} ({claim.source}): {claim.criterion}')}|{'|'.join(cells)}|")
         else:
             undecided.append(next(iter(outcomes.values())))
-    rest = ["", "Not measured:", "", *_undecided(undecided)] if undecided else []
+    rest = ["", "By the paper's own formulas:", "", "|claim|verdict|", "|---|---|", *map(_theory_line, theory)]
+    rest += ["", "Not measured:", "", *_undecided(undecided)] if undecided else []
     return "\n".join([HEAD.format(command=shlex.join(command)), *table, *rest]) + "\n"
 
 
@@ -70,7 +73,7 @@ def _by_claim(root: Path) -> Mapping[str, Outcomes]:
     short = short_devices(by_device)
     for device, measured in sorted(by_device.items()):
         outcomes = check_all(measured, [line for line in errors if device in devices[line.folder]])
-        if any(outcome.decided for outcome in outcomes):
+        if any(outcome.decided and not outcome.claim.theory for outcome in outcomes):
             for outcome in outcomes:
                 by_claim[outcome.claim.says][short[device], outcome.kernels] = outcome
     return by_claim
@@ -82,6 +85,11 @@ def _undecided(outcomes: Sequence[Outcome]) -> Iterator[str]:
         reason = shorten(outcome.reason, LONGEST_REASON, placeholder=" ...")
         command = f". To decide it: `{outcome.command}`" if outcome.command else ""
         yield f"- {plain(f'{outcome.claim.says} ({outcome.claim.source}): {reason}')}{command}"
+
+
+def _theory_line(outcome: Outcome) -> str:
+    says = f"{outcome.claim.says} ({outcome.claim.source}): {outcome.claim.criterion}"
+    return f"|{plain(says)}|{_cell(outcome, Path())}|"
 
 
 def _cell(outcome: Outcome, linked_from: Path) -> str:
