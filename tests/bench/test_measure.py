@@ -16,7 +16,7 @@ import torch
 from tflabench.bench import calibrate, measure
 from tflabench.bench.measure import memory_of, take_turn
 from tflabench.bench.protocol import PAPER, SHORT, STANDARD, Protocol
-from tflabench.bench.timing import Turn, columns_of, noisy, settled, standard_error
+from tflabench.bench.timing import Turn, columns_of, noisy, remembers, settled, standard_error
 from tflabench.rows.spread import relative_spread, unpacked
 
 CPU = torch.device("cpu")
@@ -119,6 +119,18 @@ def test_further_rounds_alike_make_a_median_better_known():
     assert errors == sorted(errors, reverse=True)
     assert [noisy(turns(*(1.0, 1.2, 1.1) * n)) for n in (1, 2, 4, 8)] == [True, False, False, False]
     assert standard_error(turns(1.0, spread=0.1)) > 0
+
+
+def test_what_takes_longer_with_values_not_seen_in_every_turn_remembers_results():
+    def of(*unseen: float) -> list[Turn]:
+        return [Turn([1.0, 1.3, 1.0], 5, "perf_counter", None, ms) for ms in unseen]
+
+    assert (
+        remembers(of(2.7, 9.0, 4.0)) == "takes 2.1 times as long with values that it has not seen: it remembers results"
+    )
+    for unseen in ((2.7, 2.5, 4.0), (9.0, 9.0)):
+        assert remembers(of(*unseen)) is None
+    assert remembers(turns(1.0, 1.0, 1.0)) is None
 
 
 def test_columns_sum_up_all_rounds():

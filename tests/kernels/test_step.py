@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from compiled import compiled_under
+from compiled import EVERY, compiled_under
 from probe import map_state
 from torch import Tensor
 
@@ -267,7 +267,7 @@ def test_bad_input_is_named(changes, error, words):
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize("triton", ["installed", "oldest"])
+@pytest.mark.parametrize("triton", ["installed", "oldest"] if EVERY else ["oldest"])
 def test_compiles_for_sm_80_and_sm_90_without_spills(triton):
     report = compiled_under(triton, "compile_step.py")
     assert {kernel["sm"] for kernel in report["kernels"]} == {80, 90}

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from repository import ROOT, SUPPORT
 
+EVERY = os.environ.get("TFLABENCH_COMPILE") == "all"  # as `make compile` asks for, which takes minutes
 OLD_TRITON = Path(os.environ.get("TFLABENCH_OLD_TRITON", ".triton-3.6.0"))
 
 

@@ -11,7 +11,7 @@ from uuid import uuid4
 from tflabench.bench.answers import changed
 from tflabench.bench.events import Task
 from tflabench.bench.protocol import Protocol
-from tflabench.bench.timing import Turn, columns_of, noisy, settled
+from tflabench.bench.timing import Turn, columns_of, noisy, remembers, settled
 from tflabench.selection.points import Point
 
 State = Literal["compiling", "ready", "starting", "preparing", "prepared", "sampling", "over"]
@@ -104,7 +104,8 @@ class PointRun:
         if result["throttled"] is not None:
             self.throttled_turns.append(result["throttled"])
         self.throttle_reasons |= set(result["throttle_reasons"])
-        if reason := changed(self.digest, result["digest"], self.columns["details"]["allowed"]):
+        differs = changed(self.digest, result["digest"], self.columns["details"]["allowed"])
+        if reason := differs or remembers(self.turns):
             self.columns |= {"status": "wrong", "reason": self.columns.get("reason") or reason}
 
     def row_columns(self) -> Columns:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +13,7 @@ from torch import Tensor
 
 from tflabench.implementations.adapter import Case
 
+PLACES = 1 << 20  # that inputs are moved on by, to have values that no call has had
 BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # integers as wide as an element
 
 
@@ -51,19 +55,34 @@ class InputSlots:
 
         return replace(self._case, forward=forward)
 
-    def change(self) -> None:
+    def change(self, places: int = 1) -> None:
         """Give every input with steps other values, in place: whatever remembers the results of a call is wrong now.
 
-        They are the same ones by other steps and batches. Parameters stay: kernels may know those of a head.
+        They are the same ones, so many places on, by other steps and batches; a negative number takes that back.
+        Parameters stay: kernels may know those of a head.
         """
         self.restore()
         dims = (0, 2 if self._case.layout == "bhtd" else 1)
         for tensor in self._case.inputs.values():
             strides = [stride for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
             if tensor.ndim > 1 and 0 not in strides:  # else several elements share one place
-                by = (1, tensor.shape[dims[1]] // 3 + 1)
+                by = (places, places * (tensor.shape[dims[1]] // 3 + 1))
                 tensor.data.copy_(tensor.detach().roll(by, dims))
         self._note()
+
+    @contextmanager
+    def unseen(self) -> Iterator[None]:
+        """Have values within the block that no call has had.
+
+        Raises:
+            ChangedInputError: as `require_unchanged`.
+        """
+        places = 2 + secrets.randbelow(PLACES)
+        self.require_unchanged()
+        self.change(places)
+        yield
+        self.require_unchanged()
+        self.change(-places)
 
     def _note(self) -> None:
         writes = self._case.writes

@@ -8,6 +8,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cache, partial
 from importlib.util import find_spec
@@ -60,6 +61,7 @@ def take_turn(
     clocks: Clocks | None = None,
     now: Callable[[], float] = perf_counter,
     before: Callable[[], None] = _nothing,
+    unseen: Callable[[], AbstractContextManager[None]] | None = None,
 ) -> Turn:
     """Time a callable that has run before (nothing left to compile): warm up, then sample until the spread is small.
 
@@ -69,6 +71,7 @@ def take_turn(
     Args:
         now: tells the time in seconds.
         before: is called before each call, outside of what is timed.
+        unseen: gives a block in which the callable has values that it has never had, for one sample more.
 
     Raises:
         StrayError: the device goes on after the current stream, which is what is timed.
@@ -87,7 +90,11 @@ def take_turn(
                 break
         elif len(samples) > 1 and spent > protocol.cap_s:
             break
-    return Turn(samples, warmup, sampler.timer, sampler.host_ms)
+    unseen_ms = None
+    if unseen is not None:
+        with unseen():
+            (unseen_ms,) = sampler.sample(1)
+    return Turn(samples, warmup, sampler.timer, sampler.host_ms, unseen_ms)
 
 
 def memory_of(run: Callable[[], object], device: torch.device, held_bytes: int) -> Memory:

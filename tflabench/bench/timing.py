@@ -15,6 +15,8 @@ from tflabench.rows import spread
 
 NOISY = 0.05
 CERTAIN = 4  # standard errors between two implementations whose order is certain
+REMEMBERS = 2.0  # times as long, and in
+SURE = 3  # turns: once, anything may have slowed it down
 
 
 @dataclass(frozen=True)
@@ -26,12 +28,14 @@ class Turn:
         warmup: calls before the first sample.
         timer: "cuda_events" or "perf_counter".
         host_ms: what the host needed to enqueue one call, the least of the warm-up; None where the host does the work.
+        unseen_ms: of a call with values that no call has had before; None where there was none.
     """
 
     samples: Sequence[float]
     warmup: int
     timer: str
     host_ms: float | None = None
+    unseen_ms: float | None = None
 
     @property
     def ms(self) -> float:
@@ -56,6 +60,18 @@ def columns_of(turns: Sequence[Turn]) -> dict[str, Any]:
         "timer": turns[0].timer,
         "rounds": len(turns),
     }
+
+
+def remembers(turns: Sequence[Turn]) -> str | None:
+    """Return a reason where a kernel is slower with values that it has not seen, as what remembers results is.
+
+    It is where it takes more than REMEMBERS times as long as the slowest sample, in each of SURE turns or more.
+    """
+    unseen = [turn.unseen_ms for turn in turns if turn.unseen_ms is not None]
+    times = min(unseen, default=0.0) / max(max(turn.samples) for turn in turns)
+    if len(unseen) < SURE or times <= REMEMBERS:
+        return None
+    return f"takes {times:.2g} times as long with values that it has not seen: it remembers results"
 
 
 def standard_error(turns: Sequence[Turn]) -> float:

@@ -235,7 +235,8 @@ class Worker:
         columns: dict[str, Any] = {}
         with self._gradients(ready):
             self.answer({"stage": "timing"})
-            turn = take_turn(ready.step, self.device, rules, clocks, before=ready.inputs.restore)
+            restore, unseen = ready.inputs.restore, ready.inputs.unseen
+            turn = take_turn(ready.step, self.device, rules, clocks, before=restore, unseen=unseen)
             if names:
                 columns = {"gpu_kernels": launched(ready.step, self.device), "locked_mhz": rules.locked_mhz}
                 columns |= self._other_times(ready, implementation, Problem(**problem), rules)

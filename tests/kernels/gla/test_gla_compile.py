@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from compiled import compiled_under
+from compiled import EVERY, compiled_under
 
 from tflabench.kernels.gla.plan import Blocks
 
@@ -13,7 +13,10 @@ SPILLED_BYTES = 700  # stores and loads, of dq, dk and dg in one program: fewer 
 MULTIPLYING = {"tile_scores", "chunk_states", "parallel_outputs", "tile_gradients"}
 
 
-@pytest.mark.parametrize(("triton", "case"), [("installed", "wide"), ("oldest", "documents")])
+CASES = [("installed", "wide"), ("oldest", "wide"), ("oldest", "documents")]
+
+
+@pytest.mark.parametrize(("triton", "case"), CASES if EVERY else CASES[-1:])
 def test_kernels_fit_the_chip(triton: str, case: str) -> None:
     """Compiled in a process of its own (this one interprets); those of documents do what others do, and more."""
     kernels: list[dict[str, Any]] = compiled_under(triton, "compile_gla.py", case)["kernels"]

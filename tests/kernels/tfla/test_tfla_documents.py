@@ -49,8 +49,16 @@ def always(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return calls
 
 
-@pytest.mark.parametrize("implementation", ["tfla_xl", "tfla_limit"])
-@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize(
+    ("name", "implementation"),
+    [
+        ("mlstm_exp", "tfla_xl"),
+        ("retention", "tfla_xl"),
+        ("simple_gla", "tfla_xl"),
+        ("mlstm_sig", "tfla_limit"),
+        ("mamba2_ssd", "tfla_limit"),
+    ],
+)
 def test_each_document_is_by_itself(name: str, implementation: str, always: list[Any]) -> None:
     run, arguments, gate = OPERATIONS[name]
     x = inputs(DEVICE, torch.float32)
@@ -59,14 +67,15 @@ def test_each_document_is_by_itself(name: str, implementation: str, always: list
     options = {"implementation": implementation, "chunk_size": 16}
     found = outputs(run, arguments(x), start, leaves, cu_seqlens=torch.tensor(BOUNDS), **options)
     assert always == [(BOUNDS,)]
-    alone = gradients(*by_themselves(run, arguments(x), start, BOUNDS, **options), leaves)
+    if name == "mlstm_exp":  # the closer comparison, for which the interpreter runs each document
+        assert_close(found, gradients(*by_themselves(run, arguments(x), start, BOUNDS, **options), leaves), LIMIT / 10)
     wanted = gradients(*by_themselves(run, arguments(x), start, BOUNDS, implementation="reference"), leaves)
-    assert_close(found, alone, LIMIT / 10)
     assert_close(found, wanted, LIMIT)
 
 
-@pytest.mark.parametrize("bounds", [(0, 21, 60), (0, 32, 33, 60), (0, *range(1, 6), 60)], ids=str)
-@pytest.mark.parametrize("chunk_size", [16, 32, 256])
+@pytest.mark.parametrize(
+    ("chunk_size", "bounds"), [(16, (0, *range(1, 6), 60)), (32, (0, 32, 33, 60)), (256, (0, 21, 60))], ids=str
+)
 def test_chunks_of_any_size(bounds: tuple[int, ...], chunk_size: int, always: list[Any]) -> None:
     """And heads that share q and k, and no state to start from."""
     run, arguments, _ = OPERATIONS["mlstm_exp"]
