@@ -246,6 +246,7 @@ IMPLEMENTATIONS = (
         tunes=True,
         majors=(8, 12),
         operation="mamba2",
+        bound="shared_keys",
     ),
     Implementation(
         name="mamba2_conv",

@@ -43,6 +43,7 @@ class JudgedRow:
     """
 
     title: str
+    point: str
     gpu: Gpu
     chip: Chip
     kernel: Modelled
@@ -55,6 +56,12 @@ class JudgedRow:
     def error(self) -> float:
         """Return the error of the calibrated model."""
         return sum(self.terms.values()) / self.measured - 1
+
+    @property
+    def group(self) -> tuple[object, ...]:
+        """Return what it shares with rows that differ in length and batch alone; fused kernels choose L by these."""
+        p, fused_kernels = self.problem, self.kernel.algorithm == "fused"
+        return self.title, p.pass_, p.heads, p.d_qk, p.d_hv, None if fused_kernels else p.chunk_size
 
     @property
     def held_out(self) -> bool:
@@ -98,7 +105,9 @@ def judge(folders: Iterable[Results]) -> tuple[list[JudgedRow], Counter[str]]:
             problem = row.problem
             terms = calibrated.predict(problem, kernel, chip)
             seconds = published(problem, kernel, gpu)
-            judged.append(JudgedRow(row.title, gpu, chip, kernel, problem, row.ms_median / 1e3, seconds, terms))
+            judged.append(
+                JudgedRow(row.title, row.point, gpu, chip, kernel, problem, row.ms_median / 1e3, seconds, terms)
+            )
     return judged, others
 
 
@@ -110,14 +119,40 @@ def median_and_worst(errors: Iterable[float]) -> tuple[float, float]:
 
 def errors_by_gpu(judged: Iterable[JudgedRow]) -> list[ModelError]:
     """Return what `held_out.json` holds: errors by GPU kind and algorithm, in the order of their names."""
-    groups: dict[tuple[str, Algorithm], list[float]] = {}
+    judged = list(judged)
+    by_point: dict[str, list[JudgedRow]] = {}
+    parts: dict[tuple[str, Algorithm], list[JudgedRow]] = {}
     for row in judged:
-        groups.setdefault((row.gpu.name, row.kernel.algorithm), []).append(row.error)
+        by_point.setdefault(row.point, []).append(row)
+        parts.setdefault((row.gpu.name, row.kernel.algorithm), []).append(row)
     errors = []
-    for (gpu, algorithm), group in sorted(groups.items()):
-        middle, worst = median_and_worst(group)
-        errors.append(ModelError(gpu, algorithm, len(group), round(middle, 4), round(worst, 4), gpu != FITTED_GPU))
+    for (gpu, algorithm), part in sorted(parts.items(), key=lambda item: item[0]):
+        middle, worst = median_and_worst(row.error for row in part)
+        groups: dict[object, list[float]] = {}
+        for row in part:
+            groups.setdefault(row.group, []).append(row.error)
+        rule = [(row, other) for row in part for other in by_point[row.point] if other.gpu.name != gpu]
+        by_rule = median_size(by_bandwidth(row, other) for row, other in rule)
+        errors.append(
+            ModelError(
+                gpu, algorithm, len(part), round(middle, 4), round(worst, 4), gpu != FITTED_GPU, len(groups),
+                median_size(median(group) for group in groups.values()), by_rule,
+                median_size(row.error for row, _ in rule),
+            )
+        )  # fmt: skip
     return errors
+
+
+def median_size(errors: Iterable[float]) -> float | None:
+    """Return the median of absolute errors, rounded; None of none."""
+    sizes = [abs(error) for error in errors]
+    return round(median(sizes), 4) if sizes else None
+
+
+def by_bandwidth(row: JudgedRow, other: JudgedRow) -> float:
+    """Return the error of the time that another GPU took for a point, times the ratio of their bandwidths."""
+    ratio = other.chip.ceilings.bytes_per_s / row.chip.ceilings.bytes_per_s
+    return other.measured * ratio / row.measured - 1
 
 
 class RoundTripFit:

@@ -157,11 +157,27 @@ def best_chunk(results: Path) -> Iterator[str]:
 
 def model_errors(_: Path) -> Iterator[str]:
     """Yield the errors of the calibrated model, as `tools/model_error.py --write` stored them."""
-    yield "| GPU | kernels | constant fitted on this GPU | rows | median error | largest |"
-    yield "|---|---|---|---:|---:|---:|"
+    yield "| GPU | kernels | constant fitted on this GPU | rows | median error | largest | groups | median of groups |"
+    yield "|---|---|---|---:|---:|---:|---:|---:|"
     for error in stored():
         fitted = "no" if error.held_out else "on one head size"
-        yield f"| {error.gpu} | {error.algorithm} | {fitted} | {error.rows} | {error.median:.1%} | {error.worst:+.0%} |"
+        of_rows = f"{error.rows} | {error.median:.1%} | {error.worst:+.0%}"
+        yield f"| {error.gpu} | {error.algorithm} | {fitted} | {of_rows} | {error.groups} | {error.of_groups:.1%} |"
+    yield ""
+    beside = [error for error in stored() if error.held_out and error.by_rule is not None]
+    beaten = [error for error in beside if (error.beside_rule or 0.0) >= (error.by_rule or 0.0)]
+    numbers = "; ".join(
+        f"{error.gpu}, {error.algorithm}: {error.beside_rule:.1%} by the model, {error.by_rule:.1%} by the rule"
+        for error in beside
+    )
+    lost = ", ".join(f"{error.algorithm} kernels" for error in beaten)
+    verdict = f"The model does not beat the rule for {lost}." if lost else "The model beats the rule."
+    yield wrapped(
+        "A group is a kernel, pass, head size and chunk size: its rows differ in length and batch alone, and are no "
+        "independent samples. The rule beside the model is the time of the other GPU times the ratio of bandwidths. "
+        f"Median errors on rows that both GPUs have: {numbers}. {verdict} No row was kept apart while terms of the "
+        "model were chosen, and all have 32,768 or 65,536 tokens."
+    )
 
 
 BLOCKS = {

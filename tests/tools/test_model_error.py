@@ -72,7 +72,8 @@ def test_errors(tmp_path):
     assert median_and_worst([0.1, -0.3]) == (pytest.approx(0.2), -0.3)
     (error,) = errors_by_gpu([first, replace(first, measured=5.0)])
     assert asdict(error) == {
-        "gpu": "H200 SXM", "algorithm": "tfla", "rows": 2, "median": 0.375, "worst": -0.5, "held_out": False
+        "gpu": "H200 SXM", "algorithm": "tfla", "rows": 2, "median": 0.375, "worst": -0.5, "held_out": False,
+        "groups": 1, "of_groups": 0.125, "by_rule": None, "beside_rule": None,
     }  # fmt: skip
 
 
@@ -135,3 +136,12 @@ def test_held_out_errors_have_a_limit():
     medians = [error.median for error in held_out.stored() if error.held_out]
     assert medians
     assert max(medians) < 0.12
+
+
+def test_the_model_stands_beside_the_time_of_another_gpu_times_the_ratio_of_bandwidths(tmp_path):
+    first = replace(judged(tmp_path, ROWS)[0], measured=2.0, terms={"states": 2.2})
+    slower = Ceilings(first.chip.ceilings.flops_per_s, first.chip.ceilings.bytes_per_s / 2, "given", "half")
+    other = replace(first, gpu=find("H100"), chip=replace(first.chip, ceilings=slower), measured=5.0, terms={"x": 5.5})
+    on_h100, on_h200 = errors_by_gpu([first, other])
+    assert (on_h100.by_rule, on_h100.beside_rule) == (0.2, 0.1)
+    assert (on_h200.by_rule, on_h200.beside_rule) == (0.25, 0.1)

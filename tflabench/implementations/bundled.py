@@ -429,6 +429,7 @@ RECURRENCES = (
     Recurrence(
         "mamba2", "Mamba 2", "mamba2_ssd", Gate("rate", "softplus"), mamba2_inputs, SCALAR, {"dt_softplus": True},
         family="ssm", queries="C", values="x", decays=1, shared=True,
+        bound="shared_keys",
     ),
 )  # fmt: skip
 GATED_LINEAR_ATTENTION = Recurrence(

@@ -61,6 +61,7 @@ class Row(BaseModel):
             once and each output written once a pass, each product of the chunkwise form made once. None where that has
             no formula.
         percent_of_own_roofline: what the FLOPs and bytes of this implementation take at least, over the median.
+            Products that our kernels make twice count twice, those of others once: no column to compare owners by.
         rel_error: the largest deviation from float64 over output and gradients, root mean square over root mean
             square, within the first `verified_steps` of the sequence.
         noisy: whether the standard error of the median is above 5% (see `bench.timing`).

@@ -28,6 +28,11 @@ class ModelError:
         median: of absolute errors, predicted over measured time less 1.
         worst: of largest size, with its sign: + is predicted too slow.
         held_out: whether no constant was fitted on rows of that GPU kind.
+        groups: of rows that differ in length and batch alone: a kernel, pass, head size and chunk size each.
+        of_groups: median over the groups of the size of their median error: rows of one are no independent samples.
+        by_rule: median error of a rule instead: the time that another GPU takes for the same point, times the ratio of
+            their bandwidths; None without such rows.
+        beside_rule: median error of the model on the same rows.
     """
 
     gpu: str
@@ -36,6 +41,10 @@ class ModelError:
     median: float
     worst: float
     held_out: bool
+    groups: int = 0
+    of_groups: float | None = None
+    by_rule: float | None = None
+    beside_rule: float | None = None
 
 
 @cache

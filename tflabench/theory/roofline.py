@@ -3,7 +3,7 @@
 The bound of a problem is how long its forward and backward passes take at least, whichever kernel computes them.
 A pass reads each input once and writes each output once, and makes each product of the chunkwise form once. Its bound
 is max(bytes / bandwidth, FLOPs / matrix rate). Forward and backward are bounded one after the other, and the bound of
-both is the sum. Per token and head, with e bytes an element, t = min(64, T), and G bytes of gates:
+both is the sum. Per token and head, with e bytes an element, t = min(64, T), and G = e bytes a gate:
 
     forward   bytes  e (2 d_qk + 2 d_hv) + G                             read q, k, v and gates; write h
               FLOPs  4 d_qk d_hv + t (d_qk + d_hv)                       update and read the state; S = QK^T and S V
@@ -34,9 +34,11 @@ from tflabench.theory.hardware import Ceilings
 
 Number = Any  # float or numpy array
 # What a problem computes, as far as its bound depends on that: softmax attention, or a linear recurrence without gates,
-# with one or two gates a step and head, or with a gate a step and key channel; or a delta rule, without decay or with.
-Bounded = Literal["attention", "ungated", "one_gate", "two_gates", "channel_gates", "delta_rule", "gated_delta_rule"]
-GATE_BYTES = 4  # of one gate, or of its gradient
+# with one or two gates a step and head, or with a gate a step and key channel; with one gate, and q and k that all
+# heads share (Mamba 2); or a delta rule, without decay or with.
+Bounded = Literal[
+    "attention", "ungated", "one_gate", "two_gates", "channel_gates", "shared_keys", "delta_rule", "gated_delta_rule"
+]  # fmt: skip
 TILE = 64  # steps
 
 
@@ -85,14 +87,15 @@ def pass_bounds(bounded: Bounded, problem: Problem) -> tuple[Cost, ...] | None:
     if problem.pass_ == "decode":
         return None
     d_qk, d_hv, e = problem.d_qk, problem.d_hv, problem.element_bytes
-    single, two, delta = GATE_BYTES, 2 * GATE_BYTES, bounded in ("delta_rule", "gated_delta_rule")
-    of_gates = {"one_gate": single, "two_gates": two, "delta_rule": single, "gated_delta_rule": two}
-    gates = e * d_qk if bounded == "channel_gates" else of_gates.get(bounded, 0)
+    delta = bounded in ("delta_rule", "gated_delta_rule")
+    counts = {"one_gate": 1, "shared_keys": 1, "delta_rule": 1, "two_gates": 2, "gated_delta_rule": 2}
+    gates = e * (d_qk if bounded == "channel_gates" else counts.get(bounded, 0))
     recurrent = bounded != "attention"
     state = d_qk * d_hv if recurrent else 0
     t = min(TILE, problem.seq_len) if recurrent else problem.seq_len
     tokens = problem.tokens * problem.heads
-    d_k = d_qk / problem.group if problem.group > 1 else d_qk  # what is read, and multiplied for scores, once a group
+    group = problem.heads if bounded == "shared_keys" else problem.group
+    d_k = d_qk / group if group > 1 else d_qk  # what is read, and multiplied for scores, once a group
     read = e * (2 * d_k + 2 * d_hv) + gates  # backward, dh is read in place of h, which forward writes
     flops = 4 * state + t * (d_k + d_hv)
     flops_back = 10 * state + t * (2 * d_qk + d_k + 2 * d_hv)
@@ -109,7 +112,7 @@ def bound_s(bounded: Bounded | None, problem: Problem, ceilings: Ceilings) -> fl
     """Return the bound of a problem in seconds, None where there is no formula.
 
     Args:
-        bounded: None for what no formula covers: Mamba.
+        bounded: None for what no formula covers: Mamba, and Mamba 2 with its convolution.
         ceilings: of the dtype of the problem.
     """
     costs = pass_bounds(bounded, problem) if bounded else None
