@@ -296,6 +296,17 @@ def test_json_has_every_point(tmp_path):
     assert len(found["only_a"]) == len(found["only_b"]) == 1
 
 
+def test_the_mean_is_over_what_is_judged_and_what_ran_nowhere_is_one_line(tmp_path):
+    nowhere = [row(seq_len=n, ms=None, status="unsupported") for n in (8, 16)]
+    a = write(tmp_path / "a", [row(), row(seq_len=512), *nowhere])
+    b = write(tmp_path / "b", [row(ms=0.5), row(seq_len=512, ms=0.1, throttled=True), *nowhere])
+    said = compare(a, b).stdout
+    assert "B took 0.500 times as long as A (geometric mean of 1 points)" in said
+    assert f"2 points ran on neither side, among them {nowhere[0].point}" in said
+    assert said.count("unsupported") == 0
+    assert len(judged(a, b)["points"]) == 4
+
+
 def test_other_gpus_and_versions_are_said_before_anything_is_compared(tmp_path):
     other = {**RUN, "device": "NVIDIA A100", "packages": {"torch": "2.11.0", "triton": "3.9.0"}}
     a = write(tmp_path / "a", [row()])

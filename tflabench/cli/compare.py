@@ -149,12 +149,15 @@ def _text(judgement: Judgement, title: str) -> Iterator[RenderableType]:
         TableColumn("verdict", lambda match: f"{match.verdict}{' !' if match.regressed else ''}", "<"),
         TableColumn("why", lambda match: match.reason or "", drop=5, enough=24),
     ]
-    yield FittedTable(columns, judgement.matches, lambda match: STYLES.get(match.verdict, ""))
+    measured = [match for match in judgement.matches if "ok" in (match.a.status, match.b.status)]
+    yield FittedTable(columns, measured, lambda match: STYLES.get(match.verdict, ""))
     for threshold, count in judgement.thresholds.items():
         yield f"Threshold {100 * threshold.value:g}%: {count} point{'s' * (count > 1)} {threshold.why}"
     yield Text(", ".join(f"{count} {verdict}" for verdict, count in judgement.counts.items() if count), style="bold")
     if judgement.geometric_mean:
-        yield f"B took {judgement.geometric_mean:.3f} times as long as A (geometric mean)"
+        yield f"B took {judgement.geometric_mean:.3f} times as long as A (geometric mean of {judgement.judged} points)"
+    if neither := [match for match in judgement.matches if match not in measured]:
+        yield f"{len(neither)} points ran on neither side, among them {neither[0].a.point}"
     for side, rows in (("A", judgement.only_a), ("B", judgement.only_b)):
         if rows:
             yield f"{len(rows)} points only in {side}, among them {rows[0].point}"

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 from tflabench.cli.common import app, options
-from tflabench.cli.common.paths import Results, folder_to_write, out_folder
+from tflabench.cli.common.paths import Results, folder_to_write, out_folder, print_figures
 from tflabench.problem import InputError
 
 
@@ -30,5 +30,4 @@ def plot(
     if highlight and not named:
         raise InputError(f"--highlight is {highlight!r}: it must name implementations, such as 'tfla_*'")
     folder = folder_to_write(out) if out else None
-    for path in figures.draw_all(directory, folder, options.words(format_), options.words(what), named):
-        print(path)
+    print_figures(figures.draw_all(directory, folder, options.words(format_), options.words(what), named))

@@ -12,7 +12,7 @@ import typer
 from tflabench.cli.common import app, options
 from tflabench.cli.common.console import stderr
 from tflabench.cli.common.dry_run import print_selection
-from tflabench.cli.common.paths import folder_to_write, out_folder
+from tflabench.cli.common.paths import folder_to_write, out_folder, print_figures
 from tflabench.cli.sweep import seconds_to_tune
 from tflabench.problem import InputError
 
@@ -185,8 +185,7 @@ def _draw(
             count = sum(row.status == "ok" for row in results.rows)
             note.print(f"{figure.name}: {count} of {len(points)} points measured, in {results.folder}")
         place = out or (results.folder / "figures" if results else root / "theory")
-        for path in paper.draw(figure, results, place, formats):
-            print(path)
+        print_figures(paper.draw(figure, results, place, formats))
     if missing:
         points_left = any(count for _, count in measured.values())
         place_to_run = "again" if points_left else "on a machine with a GPU"

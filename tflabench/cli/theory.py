@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from tflabench.cli.common import app, options
-from tflabench.cli.common.paths import Overlay, folder_to_write, out_folder
+from tflabench.cli.common.paths import Overlay, folder_to_write, out_folder, print_figures
 from tflabench.problem import one_of
 
 
@@ -45,5 +45,4 @@ def theory(
     rows = read_rows(overlay) if overlay else None
     out = folder_to_write(out)
     drawn = (paper.FIGURES[name](gate, pass_, rows) for name in names for gate in gates for pass_ in passes)
-    for path in write_figures(drawn, out, formats):
-        print(path)
+    print_figures(write_figures(drawn, out, formats))

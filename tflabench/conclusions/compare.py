@@ -21,6 +21,7 @@ Verdict = Literal["same", "faster", "slower", "ambiguous", "broken", "missing"]
 WITHIN_COMPARISON = 0.01  # medians that differ by less are the same; between occasions `spread.moved` says it
 ENOUGH_SAMPLES = 30  # for their spread to be known without several rounds
 ENOUGH_ROUNDS = 3
+JUDGED: tuple[Verdict, ...] = ("faster", "same", "slower")  # with a ratio that says something
 VERDICTS: tuple[Verdict, ...] = ("faster", "same", "slower", "ambiguous", "broken", "missing")
 
 
@@ -230,9 +231,14 @@ class Judgement:
         return {verdict: counts[verdict] for verdict in VERDICTS}
 
     @property
+    def judged(self) -> int:
+        """Return how many points are faster, the same or slower."""
+        return sum(match.verdict in JUDGED for match in self.matches)
+
+    @property
     def geometric_mean(self) -> float | None:
-        """Return the geometric mean of the time ratios of all points measured on both sides."""
-        ratios = [match.ratio for match in self.matches if match.ratio]
+        """Return the geometric mean of the time ratios of the points that are judged."""
+        ratios = [match.ratio for match in self.matches if match.ratio and match.verdict in JUDGED]
         return exp(sum(map(log, ratios)) / len(ratios)) if ratios else None
 
     @property

@@ -68,6 +68,7 @@ def _frame(matches: Sequence[Match]) -> Rows:
     rows = drawable(
         frame([match.b for match in matches]).assign(
             status=[match.a.status if match.b.status == "ok" else match.b.status for match in matches],
+            chunk_size=[match.b.chunk_size if match.a.chunk_size == match.b.chunk_size else None for match in matches],
             noisy=[match.verdict == "ambiguous" for match in matches],
             throttled=False,
             ratio=[match.ratio or np.nan for match in matches],

@@ -20,9 +20,9 @@ from tflabench.rows.schema import Row
 
 # Column of the table -> heading.
 COLUMNS = {
-    "title": "kernel", "implementation": "name", "gate": "gate", "device": "GPU", "folder": "results", "pass": "pass",
-    "dtype": "type", "gates": "gates", "seq_len": "T", "batch": "batch", "heads": "heads", "d_qk": "d_qk",
-    "d_hv": "d_hv", "chunk_size": "L", "ms_median": "median [ms]", "ms_p20": "p20 [ms]", "ms_p80": "p80 [ms]",
+    "title": "kernel", "ms_median": "median [ms]", "chunk_size": "L", "pass": "pass", "seq_len": "T", "batch": "batch",
+    "heads": "heads", "d_qk": "d_qk", "d_hv": "d_hv", "dtype": "type", "implementation": "name", "gate": "gate",
+    "gates": "gates", "device": "GPU", "folder": "results", "ms_p20": "p20 [ms]", "ms_p80": "p80 [ms]",
     "model_ms_lower": "bound [ms]", "percent_of_bound": "of the problem's bound [%]",
     "percent_of_own_roofline": "of its own roofline [%]", "tflops": "rate [TFLOP/s]", "peak_gib": "peak [GiB]",
     "rel_error": "error", "status": "status", "remarks": "remarks",

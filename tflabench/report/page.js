@@ -227,7 +227,7 @@
     const wanted = visible.map(passing);
     const off = columns.implementation.words.map(hidden);
     kept = all.filter((row) => !off[columns.implementation.values[row]] && wanted.every((fits) => fits(row)));
-    const [, name, down] = /^(.*?)(-?)$/.exec(state.get("sort") ?? "");
+    const [, name, down] = /^(.*?)(-?)$/.exec(state.get("sort") ?? "ms_median");
     const compare = columns[name]?.words ? new Intl.Collator().compare : (a, b) => a - b;
     const order = (a, b) => (a === null) - (b === null) || (down ? -1 : 1) * compare(a, b);
     if (columns[name]) kept.sort((a, b) => order(at(name, a), at(name, b)));
@@ -250,7 +250,7 @@
     const titles = visible.map(({ name, heading, words }) => {
       const button = tag("button", { type: "button", id: `sort-${name}` }, heading);
       button.onclick = () => {
-        keep("sort", state.get("sort") === name ? `${name}-` : name);
+        keep("sort", (state.get("sort") ?? "ms_median") === name ? `${name}-` : name);
         filter();
       };
       return tag("th", { scope: "col", className: words ? "" : "n" }, button);

@@ -10,6 +10,7 @@ writes several files takes the folder. Folders that are missing are made, and fi
 from __future__ import annotations
 
 import sys
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,6 +20,8 @@ from tflabench.cli.common.options import OUTPUT
 from tflabench.problem import InputError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from tflabench.figures.model import Figure
 
 ROWS = "A results folder or a folder above several: all rows in it and below are read."
@@ -85,6 +88,13 @@ def write_drawn(figure: Figure, path: Path) -> None:
 
     write_figure(figure, path)
     print(f"wrote {path}", file=sys.stderr)
+
+
+def print_figures(files: Iterable[Path]) -> None:
+    """Print a line for each figure: its first file, and the endings of the others that lie beside it."""
+    for _, of_figure in groupby(files, lambda path: path.with_suffix("")):
+        first, *beside = of_figure
+        print(first, *(path.suffix for path in beside), sep=", ")
 
 
 def folder_to_write(out: Path, option: str = "--out", make: bool = True) -> Path:
