@@ -352,6 +352,15 @@ def test_the_plot_has_the_ratios_over_what_was_swept(tmp_path):
     assert [panel.title.partition(";")[0] for panel in figure.panels] == ["forward", "forward + backward"]
 
 
+def test_a_plot_of_two_chunk_sizes_has_neither_in_its_setting():
+    ours, theirs = (
+        [row(name, seq_len=n, chunk_size=L) for n in (8, 16)] for name, L in (("tfla_sig_xl", 64), ("x", 80))
+    )
+    found = comparison.compare(match_implementations(ours, theirs), Tolerance())
+    (figure,) = ratios.draw(found, ("a", "b"), ({}, {}), "ratios")
+    assert "80" not in figure.setting
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

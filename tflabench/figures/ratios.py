@@ -65,10 +65,11 @@ def draw(
 def _frame(matches: Sequence[Match]) -> Rows:
     """Return the rows of B with the ratio and its interval; status that of the side which failed."""
     spans = [_span(match) for match in matches]
+    of_one = {"chunk_size": None}  # not of both: it is in no caption
+    of_b = [m.b if m.a.chunk_size == m.b.chunk_size else m.b.model_copy(update=of_one) for m in matches]
     rows = drawable(
-        frame([match.b for match in matches]).assign(
+        frame(of_b).assign(
             status=[match.a.status if match.b.status == "ok" else match.b.status for match in matches],
-            chunk_size=[match.b.chunk_size if match.a.chunk_size == match.b.chunk_size else None for match in matches],
             noisy=[match.verdict == "ambiguous" for match in matches],
             throttled=False,
             ratio=[match.ratio or np.nan for match in matches],
