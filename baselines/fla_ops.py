@@ -61,6 +61,7 @@ class Op:
         largest_d_qk: that it takes.
         dtypes: that it takes.
         operation: as `Implementation.operation`.
+        groups: as `Implementation.groups`.
     """
 
     name: str
@@ -77,6 +78,7 @@ class Op:
     largest_d_qk: int | None = None
     dtypes: str = "bfloat16 float16 float32"
     operation: str | None = None
+    groups: bool = False
 
 
 _DELTA = {"delta": True, "options": {"use_qk_l2norm_in_kernel": True}, "largest_d_qk": 256}
@@ -131,6 +133,7 @@ OPS = (
         **_DELTA,
         broken_backward=True,
         operation="gated_delta_net",
+        groups=True,
     ),
     Op("fla_kda", "KDA chunk", "kda", "chunk_kda", "channel", "strong", **_DELTA),
 )
@@ -156,13 +159,7 @@ def build(op: Op, problem: Problem, device: torch.device) -> Case:
     if op.broken_backward and problem.pass_ == "fwbw" and device.type == "cuda":
         require_sound_triton(device)
 
-    gates: dict[str, tuple[int, ...]] = {"beta": ()} if op.delta else {}
-    if isinstance(op.decay, str):
-        inputs = decayed_inputs(problem, device, g=(problem.d_qk,) if op.decay == "channel" else (), **gates)
-    else:
-        inputs = attention_inputs(problem, device, "bthd", **gates)
-    if op.delta:
-        inputs["beta"] = torch.sigmoid(inputs["beta"].detach()).requires_grad_(inputs["beta"].requires_grad)
+    inputs = drawn_inputs(op, problem, device)
     arguments = dict(inputs)
     if callable(op.decay):  # a slice of the heads still knows which they are
         inputs["head"] = torch.arange(problem.heads, dtype=torch.float32, device=device)
@@ -178,6 +175,18 @@ def build(op: Op, problem: Problem, device: torch.device) -> Case:
     )
 
 
+def drawn_inputs(op: Op, problem: Problem, device: torch.device) -> dict[str, Tensor]:
+    """Return q, k, v (B, T, H, d), and the log decays g and step sizes beta that a function takes."""
+    gates: dict[str, tuple[int, ...]] = {"beta": ()} if op.delta else {}
+    if not isinstance(op.decay, str):
+        inputs = attention_inputs(problem, device, "bthd", **gates)
+    else:
+        inputs = decayed_inputs(problem, device, g=(problem.d_qk,) if op.decay == "channel" else (), **gates)
+    if op.delta:
+        inputs["beta"] = inputs["beta"].detach().sigmoid().requires_grad_(inputs["beta"].requires_grad)
+    return inputs
+
+
 def oracle(op: Op, heads: int, inputs: Mapping[str, Tensor]) -> Tensor:
     """Return o (B, T, H, d_hv) of the op's own recurrence; inputs may be a slice of a problem of `heads`."""
     import torch
@@ -186,7 +195,8 @@ def oracle(op: Op, heads: int, inputs: Mapping[str, Tensor]) -> Tensor:
 
     q, k, v = (inputs[name].transpose(1, 2) for name in "qkv")
     if op.delta:
-        q, k = normalized(q, NORM_EPS), normalized(k, NORM_EPS)
+        sharing = v.shape[1] // q.shape[1]
+        q, k = (normalized(x, NORM_EPS).repeat_interleave(sharing, 1) for x in (q, k))
     if callable(op.decay):
         log_decay = op.decay(inputs["head"].float(), heads)[None, :, None, None]
     elif op.decay is None:
@@ -285,6 +295,7 @@ def _implementation(op: Op) -> Implementation:
         tunes=True,
         majors=(8, 12),
         operation=op.operation,
+        groups=op.groups,
         gates=op.gates,
         bound=bound(op),
     )

@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch.nn.functional import logsigmoid, softplus
 
+from tflabench import ops
 from tflabench.baselines import fla_ops, flash_attention, lightning, mamba, nxai, packages
 from tflabench.baselines.recurrences import normalized, recurrence, selective_scan
 from tflabench.bench.verify import verify
@@ -466,3 +467,14 @@ def test_flash_attention_4_alone_is_not_flash_attention_2(stand_ins):
     problem = PROBLEM.with_(dtype="bfloat16", d_hv=16)
     assert BY_NAME["flash_attention_4"].refuses(problem, "cuda") is None
     assert "nvcc" in (BY_NAME["flash_attention_2"].refuses(problem, "cuda") or "")
+
+
+def test_fla_and_ours_mean_the_same_by_shared_heads() -> None:
+    """Of the gated delta rule: heads of q and k serve consecutive heads of v."""
+    problem = Problem(batch=2, heads=4, heads_qk=2, seq_len=20, d_qk=8, d_hv=12, dtype="float64")
+    op = next(op for op in fla_ops.OPS if op.name == "fla_gated_delta_net")
+    inputs = fla_ops.drawn_inputs(op, problem, torch.device("cpu"))
+    q, k, v, g, beta = (inputs[name].double() for name in ("q", "k", "v", "g", "beta"))
+    ours = ops.gated_delta_net(q, k, v, g, beta, layout="bthd", l2_normalize=True)
+    theirs = fla_ops.oracle(op, problem.heads, {name: x.double() for name, x in inputs.items()})
+    torch.testing.assert_close(theirs, ours, rtol=1e-10, atol=1e-10)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 # Modules of tflabench/baselines, in the order of tables and legends. They are named, not imported: adapters import
 # this package.
-ADAPTERS = ("gla_walkthrough", "nxai", "sdpa", "flash_attention", "fla_ops", "lightning", "mamba")
+ADAPTERS = ("gla_walkthrough", "nxai", "sdpa", "flash_attention", "fla_ops", "flash_qla", "lightning", "mamba")
 
 _plugged: list[Implementation] = []
 _by_plugin: dict[str, tuple[Implementation, ...]] = {}
