@@ -22,16 +22,18 @@ if not torch.cuda.is_available():
     if find_spec("triton"):
         interpret_quickly()
 
-# Files that take a minute. They start first, so that no worker waits for the last of them.
+# Files that take half a minute. They start first, so that no worker waits for the last of them.
 LONG = (
+    "test_hopper_source.py",
+    "test_on_ray.py",
     "test_hopper_compile.py",
     "test_compile.py",
-    "test_hopper_source.py",
-    "test_sweep.py",
+    "test_chunkwise_operator.py",
+    "test_documents.py",
+    "test_integrations.py",
     "test_docs.py",
     "test_tfla.py",
-    "test_on_ray.py",
-    "test_integrations.py",
+    "test_sweep.py",
 )
 
 

@@ -36,8 +36,9 @@ def agreed(name: str, problem: Problem) -> set[str]:
 MLSTM = [impl.name for impl in IMPLEMENTATIONS if impl.family == "mlstm" and not impl.name.startswith("hopper")]
 
 
-@pytest.mark.parametrize("gates", ["usual", "closing"])
-@pytest.mark.parametrize("name", MLSTM)
+@pytest.mark.parametrize(
+    ("name", "gates"), [*((name, "usual") for name in MLSTM), ("tfla_exp_xl", "closing"), ("step_sig", "closing")]
+)
 def test_agrees_with_its_oracle(name, gates):
     problem = (STEP if name.startswith("step") else SEQUENCE).with_(gates=gates)
     wanted = {"forward"} if problem.pass_ == "decode" else {"forward", "dq", "dk", "dv", "di", "df"}

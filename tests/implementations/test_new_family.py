@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from forked_workers import fork_workers
 
 from tflabench.cli.main import app
 from tflabench.conclusions import advise
@@ -79,7 +80,8 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     return output.out
 
 
-def test_a_family_is_measured_verified_counted_advised_and_drawn(plugin, tmp_path, capsys):
+def test_a_family_is_measured_verified_counted_advised_and_drawn(plugin, tmp_path, capsys, monkeypatch):
+    fork_workers(monkeypatch)
     given = ("--plugin", plugin, "--impl", "reference_oja", "--device", "cpu", "-a", "seq_len=16,32", "-a", "heads=6")
     given = (*given, "-a", "heads_qk=2", "-a", "head_dim=16", "-a", "dtype=float32", "-a", "pass=fwbw")
     run(capsys, "sweep", *given, "--paper-protocol", "--no-plots", "--out", tmp_path / "rows")

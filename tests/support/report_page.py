@@ -63,7 +63,7 @@ def sweep() -> list[Row]:
     return rows
 
 
-def many(count: int = 10_000) -> list[Row]:
+def many(count: int) -> list[Row]:
     """`count` rows, all different: 50 implementations at 10 lengths, 10 head sizes and both passes."""
     rows = []
     for n in range(count):
