@@ -135,7 +135,7 @@ OPS = (
         operation="gated_delta_net",
         groups=True,
     ),
-    Op("fla_kda", "KDA chunk", "kda", "chunk_kda", "channel", "strong", **_DELTA),
+    Op("fla_kda", "KDA chunk", "kda", "chunk_kda", "channel", "strong", **_DELTA, operation="kda"),
 )
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from .delta.gating import DeltaGate
 from .gla.gating import ChannelGate
+from .kda.gating import KdaGate
 from .types import Gate, Gating
 
 if TYPE_CHECKING:
@@ -100,6 +101,14 @@ register(
         _module("delta.reference"),
         {"hopper": _kernels("delta.hopper.chunkwise"), "tfla": _kernels("delta.chunkwise")},
         {"auto": ("hopper", "tfla")},
+        batch_from=64,
+    )
+)
+register(
+    Family(
+        KdaGate,
+        _module("delta.reference"),
+        reference_chunk_size=32,
         batch_from=64,
     )
 )

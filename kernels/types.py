@@ -10,6 +10,7 @@ Layout: TypeAlias = Literal["bhtd", "bthd"]  # (B, H, T, d) or (B, T, H, d) for 
 ChunkSize: TypeAlias = int | Literal["auto"]  # steps between two states in memory
 Implementation: TypeAlias = Literal["auto", "reference", "hopper", "tfla", "tfla_xl", "tfla_limit"]
 GlaImplementation: TypeAlias = Literal["auto", "reference", "tfla"]
+KdaImplementation: TypeAlias = Literal["auto", "reference"]
 DeltaImplementation: TypeAlias = Literal["auto", "reference", "hopper", "tfla"]
 StepImplementation: TypeAlias = Literal["auto", "reference", "triton"]
 ForgetGate: TypeAlias = Literal["sigmoid", "log_decay", "fixed", "rate"]

@@ -14,16 +14,17 @@ F and the input gate I:
     gla                       exp(g), a channel's          1                                       gla_step
     delta_net                 1                            beta                v - S^T k for v     delta_net_step
     gated_delta_net           exp(g)                       beta                v - F S^T k for v   gated_delta_net_step
+    kda                       exp(g), a channel's          beta                v - S^T F k for v   kda_step
     chunkwise                 any `Gate`                   any `Gate`          skip connection     step
 
-The gates are scalars of a head, but for `gla`, whose decays are vectors over d_qk. `delta_net` and `gated_delta_net`
-write what the state before lacks of v: the delta rule.
+The gates are scalars of a head, but for `gla` and `kda`, whose decays are vectors over d_qk. `delta_net`,
+`gated_delta_net` and `kda` write what the state before lacks of v: the delta rule.
 
 `choose` says which implementation an operation would run, and why. `State` is what an operation returns on request and
 what a step continues from; `zero_state` makes the first one. `retnet_log_decays` and `lightning_slopes` make decays.
 `Options` and `StepOptions` describe the keywords that all operations and all steps take. `mamba2_ssd` and its step take
-`Mamba2Options` and `Mamba2StepOptions`, `gla` takes `GlaOptions`, delta rules take `DeltaOptions` and
-`DeltaStepOptions`.
+`Mamba2Options` and `Mamba2StepOptions`, `gla` takes `GlaOptions`, delta rules take `DeltaOptions` or
+`KdaOptions` and `DeltaStepOptions`.
 
 Sequences are (B, H, T, d), or (B, T, H, d) with `layout="bthd"`; steps are (B, H, d). Gradients flow to every tensor of
 an operation; a step has none. An example, which runs on any device:
@@ -53,6 +54,8 @@ from .kernels.delta.operations import (
 )
 from .kernels.gla.gating import GLA
 from .kernels.gla.operations import GlaOptions, gla, gla_step
+from .kernels.kda.gating import KDA
+from .kernels.kda.operations import KdaOptions, kda, kda_step
 from .kernels.scalar.operations import (
     Mamba2Options,
     Mamba2StepOptions,
@@ -87,6 +90,7 @@ from .kernels.types import (
     Gate,
     GlaImplementation,
     Implementation,
+    KdaImplementation,
     Layout,
     StepImplementation,
 )
@@ -95,6 +99,7 @@ __all__ = [
     "DELTA_NET",
     "GATED_DELTA_NET",
     "GLA",
+    "KDA",
     "MAMBA2",
     "MLSTM_EXP",
     "MLSTM_SIG",
@@ -109,6 +114,8 @@ __all__ = [
     "GlaImplementation",
     "GlaOptions",
     "Implementation",
+    "KdaImplementation",
+    "KdaOptions",
     "Layout",
     "Mamba2Options",
     "Mamba2StepOptions",
@@ -127,6 +134,8 @@ __all__ = [
     "gated_retention_step",
     "gla",
     "gla_step",
+    "kda",
+    "kda_step",
     "lightning_attention",
     "lightning_attention_step",
     "lightning_slopes",

@@ -19,7 +19,7 @@ NAMES = "g", "beta"
 
 
 class DeltaTerms(TypedDict, total=False):
-    """Keywords that `delta_net`, `gated_delta_net` and their steps have for themselves.
+    """Keywords that the delta rules and their steps have for themselves.
 
     Attributes:
         l2_normalize: divide q and k by sqrt(sum of their squares + 1e-6) before all else; False is the default.
@@ -50,7 +50,7 @@ class DeltaOptions(DeltaTerms, total=False):
 
 
 class DeltaStepOptions(StepOptions, DeltaTerms, total=False):
-    """Keywords of `delta_net_step` and `gated_delta_net_step`: `StepOptions` and `DeltaTerms`."""
+    """Keywords of the steps of the delta rules: `StepOptions` and `DeltaTerms`."""
 
 
 @overload
@@ -73,7 +73,7 @@ def delta_net(
 
     Arguments as for `gated_delta_net`, without g.
     """
-    return _computed(q, k, v, None, beta, return_last_state, options)
+    return computed(q, k, v, None, beta, DeltaGate, return_last_state, options, DeltaOptions)
 
 
 @overload
@@ -110,44 +110,50 @@ def gated_delta_net(
     Raises:
         TypeError, ValueError: see `chunkwise`.
     """
-    return _computed(q, k, v, g, beta, return_last_state, options)
+    return computed(q, k, v, g, beta, DeltaGate, return_last_state, options, DeltaOptions)
 
 
-def _computed(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor, return_last_state: bool, options: DeltaOptions
-) -> Any:
-    if unknown := [name for name in options if name not in DeltaOptions.__annotations__]:
-        check_no_others(unknown, DeltaOptions.__annotations__)
-    q, k, gate = _prepared(q, k, beta, g is not None, options)
-    return compute(q, k, v, g, beta, gate, options, names=NAMES, return_last_state=return_last_state)
+def computed(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor, gate: type[DeltaGate], return_last_state: bool,
+    options: Any, keywords: type,
+) -> Any:  # fmt: skip
+    """Return what a delta rule with gates of this class returns; `keywords` are those that it takes."""
+    if unknown := [name for name in options if name not in keywords.__annotations__]:
+        check_no_others(unknown, keywords.__annotations__)
+    q, k, made = _prepared(q, k, beta, gate, g is not None, options)
+    return compute(q, k, v, g, beta, made, options, names=NAMES, return_last_state=return_last_state)
 
 
-def _prepared(q: Tensor, k: Tensor, beta: Tensor, gated: bool, options: DeltaTerms) -> tuple[Tensor, Tensor, DeltaGate]:
+def _prepared(
+    q: Tensor, k: Tensor, beta: Tensor, gate: type[DeltaGate], gated: bool, options: DeltaTerms
+) -> tuple[Tensor, Tensor, DeltaGate]:
     """Return q and k as they are multiplied, and the gate; its keywords leave the options."""
-    normalize, gate = options.pop("l2_normalize", False), DeltaGate(gated, options.pop("beta_max", 1))
-    check_between("beta", check_tensor("beta", beta, q), 0, gate.beta_max)
+    normalize, made = options.pop("l2_normalize", False), gate(gated, options.pop("beta_max", 1))
+    check_between("beta", check_tensor("beta", beta, q), 0, made.beta_max)
     if normalize:
         plain = options.get("implementation") == "reference"
         q, k = (l2_normalized(check_tensor(name, x, q), plain=plain) for name, x in (("q", q), ("k", k)))
-    return q, k, gate
+    return q, k, made
 
 
 def delta_net_step(
     q: Tensor, k: Tensor, v: Tensor, beta: Tensor, state: State, **options: Unpack[DeltaStepOptions]
 ) -> Tensor:
     """Compute o_t (B, H, d_hv) of `delta_net`, with beta (B, H), and replace the state: in PyTorch."""
-    return _step(q, k, v, None, beta, state, options)
+    return stepped(q, k, v, None, beta, state, DeltaGate, options)
 
 
 def gated_delta_net_step(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: State, **options: Unpack[DeltaStepOptions]
 ) -> Tensor:
     """Compute o_t (B, H, d_hv) of `gated_delta_net`, with g and beta (B, H), and replace the state: in PyTorch."""
-    return _step(q, k, v, g, beta, state, options)
+    return stepped(q, k, v, g, beta, state, DeltaGate, options)
 
 
-def _step(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor, state: State, options: DeltaStepOptions
-) -> Tensor:
-    q, k, gate = _prepared(q, k, beta, g is not None, options)
-    return compute_step(q, k, v, g, beta, state, gate, cast("StepOptions", options), names=NAMES)
+def stepped(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor, state: State, gate: type[DeltaGate],
+    options: DeltaStepOptions,
+) -> Tensor:  # fmt: skip
+    """Return what the decode step of a delta rule with gates of this class returns, and replace the state."""
+    q, k, made = _prepared(q, k, beta, gate, g is not None, options)
+    return compute_step(q, k, v, g, beta, state, made, cast("StepOptions", options), names=NAMES)

@@ -1,6 +1,8 @@
-"""The delta rule in plain PyTorch, in two forms: the oracle of its kernels, and what CPUs run.
+"""The delta rules in plain PyTorch, in two forms: the oracle of their kernels, and what CPUs run.
 
     r_t = v_t - (exp(g_t) S_{t-1})^T k_t,   S_t = exp(g_t) S_{t-1} + beta_t k_t r_t^T,   o_t = scale S_t^T q_t
+
+with a decay exp(g_t) a head, or one a row of the state, which is a channel of q and k (Kimi Delta Attention).
 
 `recurrent` is the definition. `chunkwise` makes all r_t of a chunk at once, as the solution of a triangular system
 (Yang et al. 2024, "Parallelizing linear transformers with the delta rule"); what is left is linear attention with the
@@ -31,7 +33,7 @@ def recurrent(
     Args:
         q, k: (B, H, T, d_qk), or (B, G, T, d_qk): each for H / G consecutive heads of v.
         v: (B, H, T, d_hv), of the dtype of q.
-        g: log decays (B, H, T), at most 0, any floating dtype; None is no decay.
+        g: log decays (B, H, T), or (B, H, T, d_qk), at most 0, any floating dtype; None is no decay.
         beta: (B, H, T), from 0 to 2, any floating dtype.
         initial: state before the first step; None is zero.
         scale: of q; None is 1/sqrt(d_qk).
@@ -54,8 +56,12 @@ def recurrent(
 def step(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor, *, scale: float | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Compute o_t (B, H, d_hv) and the state after the step, of q, k (B, H, d_qk), v (B, H, d_hv), g, beta (B, H)."""
-    kept = torch.exp(g)[..., None, None] * state
+    """Compute o_t (B, H, d_hv) and the state after the step.
+
+    Args:
+        q, k: (B, H, d_qk); v: (B, H, d_hv); beta: (B, H); g: like beta or like k.
+    """
+    kept = torch.exp(g if g.dim() == 3 else g[..., None])[..., None] * state
     error = v - (k[..., None, :] @ kept).squeeze(-2)
     state = kept + k[..., :, None] * (beta[..., None] * error)[..., None, :]
     return ((scale_of(scale, q) * q)[..., None, :] @ state).squeeze(-2), state
@@ -90,7 +96,8 @@ def chunkwise(
     """Compute the recurrence between chunks of L steps, and the steps of a chunk together.
 
     Arguments and results as in `recurrent`, and:
-        chunk_size: L, any value >= 1; the last chunk may be shorter. Memory grows as T L.
+        chunk_size: L, any value >= 1; the last chunk may be shorter. Memory grows as T L, with decays a channel as
+            T L d_qk.
         gate, state_dtype: of no effect: g says whether there is a decay, and states are rounded to the dtype of q.
     """
     del gate, state_dtype
@@ -100,21 +107,21 @@ def chunkwise(
     S = _start(q, v, initial)
     q, k = shared(q, v.shape[1]), shared(k, v.shape[1])
     g = torch.zeros_like(beta) if g is None else g
+    g, beta = g if g.dim() == 4 else g[..., None], beta[..., None]
 
     # Chunks (B, H, N, L, ...); the steps added to fill the last one keep the state, and write nothing.
-    q, k, v = (unflatten(pad(x.to(work), (0, 0, 0, -T % L)), 2, (-1, L)) for x in (q, k, v))
-    g, beta = (unflatten(pad(x.to(work), (0, -T % L)), 2, (-1, L))[..., None] for x in (g, beta))
+    q, k, v, g, beta = (unflatten(pad(x.to(work), (0, 0, 0, -T % L)), 2, (-1, L)) for x in (q, k, v, g, beta))
     q = q * scale_of(scale, q)
-    between = weight(sums_between(g).squeeze(-1))  # [i, j]: decay from j to i, 0 for j > i
+    between = weight(sums_between(g))  # [i, j]: decay from j to i, 0 for j > i
     from_start, to_end = weight(g.cumsum(-2)), weight(sums_after(g))
 
-    # Errors R of a chunk: (I + A) R = V - (K * from_start) S, A_ij = between_ij (k_i . k_j) beta_j for j < i.
-    A = (between * (k @ k.mT)).tril(-1) * beta.mT
+    # Errors R of a chunk: (I + A) R = V - (K * from_start) S, A_ij = (between_ij * k_i) . k_j beta_j for j < i.
+    A = _scores(k, k, between).tril(-1) * beta.mT
     identity = torch.eye(L, dtype=work, device=q.device).expand_as(A)
     inverse = rounded(torch.linalg.solve_triangular(A + identity, identity, upper=False, unitriangular=True), dtype)
     k_reads, q_reads = rounded(k * from_start, dtype), rounded(q * from_start, dtype)
     k_writes = rounded(k * (to_end * beta), dtype)
-    P = rounded(between * (q @ k.mT) * beta.mT, dtype)
+    P = rounded(_scores(q, k, between) * beta.mT, dtype)
     keep = weight(g.sum(-2))[..., None]
     outputs: list[Tensor] = []
     for n in range(v.shape[2]):
@@ -123,6 +130,13 @@ def chunkwise(
         outputs.append(P[:, :, n] @ R + q_reads[:, :, n] @ start)
         S = keep[:, :, n] * S + k_writes[:, :, n].mT @ R
     return torch.cat(outputs, 2)[:, :, :T].to(dtype), State(S)
+
+
+def _scores(x: Tensor, y: Tensor, between: Tensor) -> Tensor:
+    """Return x_i . y_j [..., i, j] with the weights between of all channels, or of each."""
+    if between.shape[-1] == 1:
+        return (x @ y.mT) * between[..., 0]
+    return ((x[..., :, None, :] * between) * y[..., None, :, :]).sum(-1)
 
 
 def _start(q: Tensor, v: Tensor, initial: State | None) -> Tensor:

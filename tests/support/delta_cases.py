@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +24,10 @@ class Case:
     """One computation.
 
     Attributes:
-        gates: "none", DeltaNet; "usual", sigmoid^(1/16); "open", all 1; "strong", down to e^-4; "resets", 2% of them 0.
+        gates: "none", DeltaNet; "usual", sigmoid^(1/16); "open", all 1; "strong", exp(-5 sigmoid); "resets", usual, but
+            2% of them 0; "closing", the same of strong ones.
+        channels: a gate is one a channel of q and k, as in Kimi Delta Attention; resets are in all channels at once or
+            in single ones.
         keys: "random"; "alike", of a cosine of 0.9; "repeated", four of them by turns.
         beta: the largest, of some steps, where others have less and 0; "usual" is a sigmoid, "full" is always 1.
         L: the chunk size.
@@ -43,11 +47,12 @@ class Case:
     dtype: torch.dtype = torch.float32
     states: bool = False
     layout: str = "bhtd"
+    channels: bool = False
 
     def __str__(self) -> str:
         dtype = str(self.dtype).removeprefix("torch.")
         text = f"{self.gates}-{self.keys}-{self.beta}-T{self.T}-{self.d_qk}/{self.d_hv}-L{self.L}-{dtype}"
-        return f"{text}-{self.heads}x{self.sharing}-{self.layout}" + "-states" * self.states
+        return f"{text}-{self.heads}x{self.sharing}-{self.layout}" + "-states" * self.states + "-ch" * self.channels
 
 
 def keys(kind: str, shape: tuple[int, ...]) -> Tensor:
@@ -61,13 +66,22 @@ def keys(kind: str, shape: tuple[int, ...]) -> Tensor:
 
 
 def log_decays(gates: str, shape: tuple[int, ...]) -> Tensor:
-    """Log decays (B, H, T), float32."""
+    """Log decays (B, H, T) or (B, H, T, d_qk), float32."""
     if gates == "open":
         return torch.zeros(shape, device=DEVICE)
-    if gates == "strong":
-        return -4 * torch.rand(shape, device=DEVICE)
-    g = logsigmoid(torch.randn(shape, device=DEVICE)) / 16
-    return torch.where(torch.rand(shape, device=DEVICE) < 0.02, float("-inf"), g) if gates == "resets" else g
+    x = torch.randn(shape, device=DEVICE)
+    g = -5 * x.sigmoid() if gates in ("strong", "closing") else logsigmoid(x) / 16
+    if gates in ("resets", "closing"):
+        for size in {shape, (*shape[:3], *[1] * (len(shape) - 3))}:
+            g = g.masked_fill(torch.rand(size, device=DEVICE) < 0.02, float("-inf"))
+    return g
+
+
+def operation(inputs: Mapping[str, Tensor | None], end: str = "") -> Any:
+    """Return the delta rule that takes such inputs, or with "_step" its decode step."""
+    g, k = inputs.get("g"), inputs["k"]
+    name = "delta_net" if g is None else "kda" if k is not None and g.dim() == k.dim() else "gated_delta_net"
+    return getattr(ops, name + end)
 
 
 def draw(case: Case) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -82,7 +96,7 @@ def draw(case: Case) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     inputs["k"] = keys(case.keys, (1, case.heads, T, case.d_qk)).to(case.dtype)
     inputs["v"] = normal(T, case.d_hv)
     if case.gates != "none":
-        inputs["g"] = log_decays(case.gates, (1, heads, T))
+        inputs["g"] = log_decays(case.gates, (1, heads, T, *[case.d_qk] * case.channels))
     drawn = normal(T, dtype=torch.float32)
     inputs["beta"] = drawn.sigmoid() if case.beta == "usual" else torch.ones_like(drawn)
     if not isinstance(case.beta, str):
@@ -113,8 +127,7 @@ def computed(
     given = {name: x for name, x in leaves.items() if name != "S"}
     if case.layout == "bthd":
         given = {name: x.transpose(1, 2) for name, x in given.items()}
-    run: Any = ops.gated_delta_net if "g" in given else ops.delta_net
-    o, last = run(
+    o, last = operation(given)(
         **given,
         initial_state=State(leaves["S"]) if case.states else None,
         return_last_state=True,

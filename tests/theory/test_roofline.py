@@ -88,7 +88,7 @@ def test_the_bound_of_the_mlstm_at_the_sizes_of_the_paper(
     ("bounded", "gate_bytes", "reads_of_k"),
     [
         ("ungated", 0, 0), ("one_gate", 2, 0), ("two_gates", 4, 0), ("channel_gates", 2 * 128, 0), ("delta_rule", 2, 1),
-        ("gated_delta_rule", 4, 1),
+        ("gated_delta_rule", 4, 1), ("channel_delta_rule", 2 * 129, 1),
     ],
 )  # fmt: skip
 def test_gates_are_read_in_both_passes_and_their_gradients_written(bounded: Bounded, gate_bytes: int, reads_of_k: int):

@@ -18,7 +18,7 @@ def theory(
     out: Annotated[Path, out_folder()] = Path("theory"),
     overlay: Overlay = None,
     gate: Annotated[
-        str, options.option(options.PROBLEM, "GATES", "Gates: exp, sig, gla, delta_net and gated_delta_net.")
+        str, options.option(options.PROBLEM, "GATES", "Gates: exp, sig, gla, delta_net, gated_delta_net and kda.")
     ] = "exp,sig",
     pass_: Annotated[
         str, options.option(options.PROBLEM, "PASSES", "Passes: fw and fwbw, comma-separated.", "--pass")

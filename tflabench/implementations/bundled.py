@@ -42,9 +42,10 @@ from tflabench.kernels.delta.gating import DELTA_NET, GATED_DELTA_NET
 from tflabench.kernels.families import FAMILIES
 from tflabench.kernels.gla import plan as gla_plan
 from tflabench.kernels.gla.gating import GLA
+from tflabench.kernels.kda.gating import KDA
 from tflabench.kernels.scalar.plan import hopper_shapes
 from tflabench.kernels.scalar.plan import tfla as tfla_plan
-from tflabench.kernels.types import RETENTION, SIMPLE_GLA, Gate
+from tflabench.kernels.types import RETENTION, SIMPLE_GLA, ForgetOf, Gate, Gating
 from tflabench.problem import Problem
 from tflabench.theory import fused, fused_delta, linear_attention
 from tflabench.theory.call_cost import call_cost
@@ -167,9 +168,12 @@ def gla_inputs(problem: Problem, device: torch.device) -> dict[str, Tensor]:
     return decayed_inputs(problem, device, g=(problem.d_qk,))
 
 
-def delta_inputs(gated: bool, problem: Problem, device: torch.device) -> dict[str, Tensor]:
-    """Return inputs with beta, the sigmoid of what is drawn, and log decays g where they are `gated`."""
-    inputs = decayed_inputs(problem, device, g=(), beta=()) if gated else attention_inputs(problem, device, beta=())
+def delta_inputs(decay: ForgetOf | None, problem: Problem, device: torch.device) -> dict[str, Tensor]:
+    """Return inputs with beta, the sigmoid of what is drawn, and with a log decay g a step or channel, or none."""
+    if decay is None:
+        inputs = attention_inputs(problem, device, beta=())
+    else:
+        inputs = decayed_inputs(problem, device, g=(problem.d_qk,) if decay == "channel" else (), beta=())
     beta = inputs["beta"]
     return inputs | {"beta": beta.detach().sigmoid().requires_grad_(beta.requires_grad)}
 
@@ -225,9 +229,9 @@ def gla_chunk_size(problem: Problem) -> int:
     return tiling.fitting(gla_plan.default_chunk_size(problem.d_qk, problem.d_hv), problem.seq_len)
 
 
-def gla_reference_chunk_size(problem: Problem) -> int:
-    """Return the chunk size that the PyTorch form of GLA takes where none is given."""
-    return min(FAMILIES[GLA.family].reference_chunk_size, problem.seq_len)
+def family_chunk_size(gate: Gating, problem: Problem) -> int:
+    """Return the chunk size that the PyTorch form of these gates takes where none is given."""
+    return min(FAMILIES[gate.family].reference_chunk_size, problem.seq_len)
 
 
 def gla_workspace_bytes(problem: Problem) -> float:
@@ -411,7 +415,7 @@ CHANNEL_GATES = {
             "workspace_bytes": gla_workspace_bytes, "usual_chunk_size": gla_chunk_size,
         },
     ),
-    "reference": replace(REFERENCE, cost=partial(counted_cost, usual=gla_reference_chunk_size), facts=PLAIN),
+    "reference": replace(REFERENCE, cost=partial(counted_cost, usual=partial(family_chunk_size, GLA)), facts=PLAIN),
 }  # fmt: skip
 RECURRENCES = (
     Recurrence("retention", "Retention", "retention", RETENTION, retention_inputs, SCALAR, bound="ungated"),
@@ -457,13 +461,19 @@ DELTA = {
 }  # fmt: skip
 DELTA_RULES = (
     Recurrence(
-        "delta_net", "DeltaNet", "delta_net", DELTA_NET, partial(delta_inputs, False), DELTA, {"l2_normalize": True},
+        "delta_net", "DeltaNet", "delta_net", DELTA_NET, partial(delta_inputs, None), DELTA, {"l2_normalize": True},
         counts="delta_net", bound="delta_rule",
     ),
     Recurrence(
-        "gated_delta_net", "Gated DeltaNet", "gated_delta_net", GATED_DELTA_NET, partial(delta_inputs, True), DELTA,
+        "gated_delta_net", "Gated DeltaNet", "gated_delta_net", GATED_DELTA_NET, partial(delta_inputs, "step"), DELTA,
         {"l2_normalize": True}, decays=1, counts="gated_delta_net", bound="gated_delta_rule",
     ),
+)  # fmt: skip
+KIMI = {"reference": replace(REFERENCE, cost=partial(counted_cost, usual=partial(family_chunk_size, KDA)), facts=PLAIN)}
+KIMI_DELTA_ATTENTION = Recurrence(
+    "kda", "KDA", "kda", KDA, partial(delta_inputs, "channel"), KIMI, {"l2_normalize": True},
+    gates="strong", decays=1, counts="kda", bound="channel_delta_rule",
+    oracle_chunk_size=16,  # its memory grows as T L d_qk
 )  # fmt: skip
 
 
@@ -472,7 +482,7 @@ def _recurrence_step(op: Recurrence) -> Implementation:
     return Implementation(f"step_{op.name}", op.family, title, build, operation=op.name, groups=not op.shared, **STEP)
 
 
-OPERATIONS = (*RECURRENCES, GATED_LINEAR_ATTENTION, *DELTA_RULES)
+OPERATIONS = (*RECURRENCES, GATED_LINEAR_ATTENTION, *DELTA_RULES, KIMI_DELTA_ATTENTION)
 _FORMS: tuple[Formulation, ...] = ("chunkwise", "parallel", "recurrent")
 IMPLEMENTATIONS: tuple[Implementation, ...] = (
     *(
@@ -488,4 +498,6 @@ IMPLEMENTATIONS: tuple[Implementation, ...] = (
     *(implementation(GATED_LINEAR_ATTENTION, kernels) for kernels in CHANNEL_GATES),
     *(implementation(op, kernels) for op in DELTA_RULES for kernels in DELTA),
     *map(_recurrence_step, DELTA_RULES),
+    *(implementation(KIMI_DELTA_ATTENTION, kernels) for kernels in KIMI_DELTA_ATTENTION.variants),
+    _recurrence_step(KIMI_DELTA_ATTENTION),
 )

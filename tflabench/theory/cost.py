@@ -21,9 +21,9 @@ exp, Table 8 sums to 2 d_hv a step and Table 17 prints 4 d_hv.
 
 What depends on the gates is a `GateCounts` in `GATES`. Gated Linear Attention ("gla") is counted as the mLSTM is, with
 a decay for each channel of k. Its decays come as logarithms, a channel's running sum takes one addition a step, and
-they weigh q and k in place of a matrix D of pairs. The delta rules ("delta_net", "gated_delta_net") are counted as
-kernels of their own compute them, by tiles of DELTA_TILE steps, matrix products alone: errors R = (I + A)^-1 (V - K C)
-of a tile, A what K K^T has below its diagonal, stand in the place of V. Another family adds its own. Where the paper
+they weigh q and k in place of a matrix D of pairs. The delta rules ("delta_net", "gated_delta_net", "kda") are counted
+as kernels of their own compute them, by tiles of DELTA_TILE steps, matrix products alone: errors R = (I + A)^-1 (V - K
+C) of a tile, A what K K^T has below its diagonal, stand in the place of V. Another family adds its own. Where the paper
 prints nothing, published counts are the exact ones.
 
 The paper counts no backward pass. `pass_="fwbw"` adds one derived from its section B.3: the matrix products of the
@@ -580,6 +580,7 @@ GATES: dict[Gate, GateCounts] = {
     },
     "delta_net": GateCounts("DeltaNet", lambda d_qk: 1, _delta_flop_terms, delta=True),
     "gated_delta_net": GateCounts("Gated DeltaNet", lambda d_qk: 2, _delta_flop_terms, delta=True),
+    "kda": GateCounts("KDA", lambda d_qk: d_qk + 1, _delta_flop_terms, delta=True),
     "gla": GateCounts(
         "GLA", lambda d_qk: d_qk, _channel_gate_flop_terms, note="counts as of Table 8, a decay a channel"
     ),

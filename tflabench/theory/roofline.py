@@ -35,9 +35,10 @@ from tflabench.theory.hardware import Ceilings
 Number = Any  # float or numpy array
 # What a problem computes, as far as its bound depends on that: softmax attention, or a linear recurrence without gates,
 # with one or two gates a step and head, or with a gate a step and key channel; with one gate, and q and k that all
-# heads share (Mamba 2); or a delta rule, without decay or with.
+# heads share (Mamba 2); or a delta rule, without decay, with one a step, or with one a step and key channel.
 Bounded = Literal[
-    "attention", "ungated", "one_gate", "two_gates", "channel_gates", "shared_keys", "delta_rule", "gated_delta_rule"
+    "attention", "ungated", "one_gate", "two_gates", "channel_gates", "shared_keys",
+    "delta_rule", "gated_delta_rule", "channel_delta_rule",
 ]  # fmt: skip
 TILE = 64  # steps
 
@@ -87,9 +88,10 @@ def pass_bounds(bounded: Bounded, problem: Problem) -> tuple[Cost, ...] | None:
     if problem.pass_ == "decode":
         return None
     d_qk, d_hv, e = problem.d_qk, problem.d_hv, problem.element_bytes
-    delta = bounded in ("delta_rule", "gated_delta_rule")
+    delta = bounded.endswith("delta_rule")
     counts = {"one_gate": 1, "shared_keys": 1, "delta_rule": 1, "two_gates": 2, "gated_delta_rule": 2}
-    gates = e * (d_qk if bounded == "channel_gates" else counts.get(bounded, 0))
+    counts |= {"channel_gates": d_qk, "channel_delta_rule": d_qk + 1}
+    gates = e * counts.get(bounded, 0)
     recurrent = bounded != "attention"
     state = d_qk * d_hv if recurrent else 0
     t = min(TILE, problem.seq_len) if recurrent else problem.seq_len

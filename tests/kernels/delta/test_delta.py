@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from delta_cases import Case, draw
+from delta_cases import Case, draw, operation
 
 from tflabench import ops
 from tflabench.implementations import registry
@@ -16,6 +16,7 @@ from tflabench.ops import State
 from tflabench.problem import Problem
 
 GATES = ("none", "usual", "open", "strong", "resets")
+KINDS = [("none", False), ("usual", False), ("usual", True)]
 
 
 def wide(case: Case) -> dict[str, Any]:
@@ -25,10 +26,12 @@ def wide(case: Case) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("beta", ["usual", 2.0])
-@pytest.mark.parametrize("gates", GATES)
-def test_the_two_forms_agree_and_so_do_their_gradients(gates: str, beta: Any) -> None:
+@pytest.mark.parametrize(
+    ("gates", "channels"), [*((gates, False) for gates in GATES), ("usual", True), ("closing", True)]
+)
+def test_the_two_forms_agree_and_so_do_their_gradients(gates: str, channels: bool, beta: Any) -> None:
     """In chunks of many, one and no whole number of steps; beta is 0 at some steps and twice at others."""
-    x = wide(Case(37, 8, 12, gates, "alike", beta, heads=2, sharing=2, states=True))
+    x = wide(Case(37, 8, 12, gates, "alike", beta, heads=2, sharing=2, states=True, channels=channels))
     start, leaves = State(x.pop("S")), [y for y in x.values() if y is not None]
     found: list[list[Any]] = []
     for form, options in ((reference.recurrent, {}), *((reference.chunkwise, {"chunk_size": L}) for L in (1, 16, 64))):
@@ -41,14 +44,15 @@ def test_the_two_forms_agree_and_so_do_their_gradients(gates: str, beta: Any) ->
             torch.testing.assert_close(ours, wanted, rtol=1e-9, atol=1e-9)
 
 
-def test_gradients_are_those_of_finite_differences() -> None:
-    x = wide(Case(5, 3, 2, "usual", beta=2.0, states=True))
+@pytest.mark.parametrize("channels", [False, True])
+def test_gradients_are_those_of_finite_differences(channels: bool) -> None:
+    x = wide(Case(5, 3, 2, "usual", beta=2.0, states=True, channels=channels))
     q, k, v, g, beta, S = (x[name] for name in ("q", "k", "v", "g", "beta", "S"))
 
     def run(*given: Any) -> Any:
         *inputs, start = given
         options: dict[str, Any] = {"initial_state": State(start), "chunk_size": 2, "l2_normalize": True, "beta_max": 2}
-        o, last = ops.gated_delta_net(*inputs, return_last_state=True, **options)
+        o, last = operation(x)(*inputs, return_last_state=True, **options)
         return o, last.C
 
     beta = beta.detach().clamp(0.1, 1.9).requires_grad_()
@@ -63,10 +67,10 @@ def test_a_repeated_key_replaces_what_was_written() -> None:
     torch.testing.assert_close(last.C[0, 0, :, 0], torch.tensor([2.0, 3.0, 0.0, 0.0]).double())
 
 
-@pytest.mark.parametrize("gates", ["none", "usual"])
-def test_packed_sequences_are_sequences_of_their_own(gates: str) -> None:
-    inputs, _ = draw(Case(40, 16, 16, gates, heads=2))
-    run: Any = ops.delta_net if gates == "none" else ops.gated_delta_net
+@pytest.mark.parametrize(("gates", "channels"), KINDS)
+def test_packed_sequences_are_sequences_of_their_own(gates: str, channels: bool) -> None:
+    inputs, _ = draw(Case(40, 16, 16, gates, heads=2, channels=channels))
+    run = operation(inputs)
     bounds = [0, 7, 23, 31, 39, 40]  # two of one length in a row
     S = torch.randn(5, 2, 16, 16)
 
@@ -85,11 +89,11 @@ def test_packed_sequences_are_sequences_of_their_own(gates: str) -> None:
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("gates", ["none", "usual"])
-def test_steps_are_the_sequence(gates: str) -> None:
-    inputs, _ = draw(Case(6, 16, 24, gates, heads=2, sharing=2, states=True))
+@pytest.mark.parametrize(("gates", "channels"), KINDS)
+def test_steps_are_the_sequence(gates: str, channels: bool) -> None:
+    inputs, _ = draw(Case(6, 16, 24, gates, heads=2, sharing=2, states=True, channels=channels))
     S = inputs.pop("S")
-    run, step = (getattr(ops, f"{'' if 'g' not in inputs else 'gated_'}delta_net{end}") for end in ("", "_step"))
+    run, step = (operation(inputs, end) for end in ("", "_step"))
     options: dict[str, Any] = {"l2_normalize": True, "scale": 0.3}
     o, last = run(**inputs, initial_state=State(S), return_last_state=True, **options)
     state = State(S.clone())
@@ -99,14 +103,15 @@ def test_steps_are_the_sequence(gates: str) -> None:
     torch.testing.assert_close(state.C, last.C)
 
 
-def test_layouts_and_autocast() -> None:
-    inputs, _ = draw(Case(20, 16, 32, heads=2, sharing=2))
-    o = ops.gated_delta_net(**inputs)  # type: ignore[arg-type]
-    turned: Any = {name: x.transpose(1, 2) for name, x in inputs.items()}
-    assert torch.equal(ops.gated_delta_net(**turned, layout="bthd").transpose(1, 2), o)
-    given: Any = inputs
+@pytest.mark.parametrize("channels", [False, True])
+def test_layouts_and_autocast(channels: bool) -> None:
+    inputs, _ = draw(Case(20, 16, 32, heads=2, sharing=2, channels=channels))
+    run = operation(inputs)
+    o = run(**inputs)
+    turned = {name: x.transpose(1, 2) for name, x in inputs.items()}
+    assert torch.equal(run(**turned, layout="bthd").transpose(1, 2), o)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        o, last = ops.gated_delta_net(**given, return_last_state=True)
+        o, last = run(**inputs, return_last_state=True)
     assert (o.dtype, last.C.dtype) == (torch.bfloat16, torch.float32)
 
 
@@ -132,7 +137,15 @@ def test_what_is_wrong_is_named(changes: dict[str, Any], words: str) -> None:
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize("name", ["reference_delta_net", "reference_gated_delta_net"])
+def test_a_decay_a_channel_has_a_size_more() -> None:
+    x = torch.zeros(1, 2, 8, 16)
+    with pytest.raises(ValueError, match=r"g has the shape \(1, 2, 8\): it must be \(1, 2, 8, 16\)"):
+        ops.kda(x, x, x, x[..., 0], x[..., 0])
+    with pytest.raises(TypeError, match="state_dtype is no option: it must be one of"):
+        ops.kda(x, x, x, x, x[..., 0], state_dtype=torch.float32)
+
+
+@pytest.mark.parametrize("name", ["reference_delta_net", "reference_gated_delta_net", "reference_kda"])
 def test_what_the_bench_measures_is_the_operation(name: str) -> None:
     impl = registry.get(name)
     problem = Problem(batch=1, heads=4, heads_qk=2, seq_len=40, d_qk=16, d_hv=32, dtype="float32", pass_="fwbw")
@@ -144,7 +157,7 @@ def test_what_the_bench_measures_is_the_operation(name: str) -> None:
     assert all(x.grad is not None and x.grad.any() for x in case.inputs.values())
 
 
-@pytest.mark.parametrize("name", ["step_delta_net", "step_gated_delta_net"])
+@pytest.mark.parametrize("name", ["step_delta_net", "step_gated_delta_net", "step_kda"])
 def test_the_bench_measures_steps(name: str) -> None:
     problem = Problem(batch=2, heads=2, seq_len=1, d_qk=16, d_hv=32, dtype="float32", pass_="decode")
     case = registry.get(name).build(problem, torch.device("cpu"))

@@ -142,7 +142,7 @@ Heads = Annotated[int, option(PROBLEM, "N", "Number of heads.")]
 SeqLen = Annotated[int, option(PROBLEM, "N", "Sequence length T, in steps.")]
 Batch = Annotated[int, option(PROBLEM, "N", "Sequences of one call.")]
 Dtype = Annotated[str, option(PROBLEM, "DTYPE", "Dtype of q, k, v and the gates.")]
-Gate = Annotated[str, option(PROBLEM, "GATE", "Gate: exp or sig of the mLSTM, gla, delta_net or gated_delta_net.")]
+Gate = Annotated[str, option(PROBLEM, "GATE", "Gate: exp or sig of the mLSTM, gla, delta_net, gated_delta_net or kda.")]
 Pass = Annotated[str, option(PROBLEM, "PASS", "Pass: fw, or fwbw with the backward.", "--pass")]
 BUDGET = "Take what fits into this much GPU memory, such as 8GiB."
 MemoryBudget = Annotated[int | None, memory(PROBLEM, BUDGET, "--memory-budget", show_default="no limit")]
