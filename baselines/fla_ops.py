@@ -1,5 +1,7 @@
 """fla (flash-linear-attention): GLA, Simple GLA, Retention, Lightning attention, linear attention, and the delta rules.
 
+Simple GLA stands for mLSTMsig too, whose function it is with k sigmoid(i) in place of k.
+
 Layout (B, T, H, d), as its layers have it. Decays and step sizes are drawn as these make them, log sigmoid and sigmoid
 of pre-activations; the delta rules normalise q and k inside their kernels.
 """
@@ -8,14 +10,15 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import ModuleType
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from tflabench.baselines.packages import EINOPS, import_inner, refuse, require_capability
 from tflabench.baselines.recurrences import decay_gradient_as_summed
 from tflabench.implementations.adapter import Case, Implementation, Owner, Unsupported, attention_inputs, decayed_inputs
+from tflabench.implementations.mlstm import GATES, sequence_oracle
 from tflabench.implementations.packages import installed, package_version
 from tflabench.problem import DRAWN_GATES, Problem
 from tflabench.theory import linear_attention
@@ -106,6 +109,15 @@ OPS = (
     ),
     Op("fla_retention", "Retention chunk", "retention", "chunk_retention", retention_decay, operation="retention"),
     Op(
+        "fla_retention_fused",
+        "Retention fused chunk",
+        "retention",
+        "fused_chunk_retention",
+        retention_decay,
+        on_chip=64,
+        operation="retention",
+    ),
+    Op(
         "fla_lightning",
         "Lightning attention chunk (fla)",
         "lightning_attn",
@@ -115,6 +127,14 @@ OPS = (
         operation="lightning",
     ),
     Op("fla_linear", "Linear attention chunk", "linear_attn", "chunk_linear_attn", options={"normalize": False}),
+    Op(
+        "fla_linear_fused",
+        "Linear attention fused chunk",
+        "linear_attn",
+        "fused_chunk_linear_attn",
+        options={"normalize": False},
+        on_chip=64,
+    ),
     Op(
         "fla_delta_net",
         "DeltaNet chunk",
@@ -144,6 +164,21 @@ def module_of(op: Op) -> ModuleType:
     return import_inner(f"fla.ops.{op.module}", __version__=package_version(PACKAGE) or "0")
 
 
+def sound_function(op: Op, problem: Problem, device: torch.device) -> Callable[..., Any]:
+    """Return a function of fla.
+
+    Raises:
+        Unsupported: this version of fla has the function no more, or refuses its backward pass on this GPU.
+    """
+    require_capability(device, 8)
+    function = getattr(module_of(op), op.function)
+    if "q" not in inspect.signature(function).parameters:  # only a message is left of it
+        raise Unsupported(f"this version of fla has no {op.function} any more")
+    if op.broken_backward and problem.pass_ == "fwbw" and device.type == "cuda":
+        require_sound_triton(device)
+    return function
+
+
 def build(op: Op, problem: Problem, device: torch.device) -> Case:
     """Return the Case of a function of fla.
 
@@ -152,13 +187,7 @@ def build(op: Op, problem: Problem, device: torch.device) -> Case:
     """
     import torch
 
-    require_capability(device, 8)
-    function = getattr(module_of(op), op.function)
-    if "q" not in inspect.signature(function).parameters:  # only a message is left of it
-        raise Unsupported(f"this version of fla has no {op.function} any more")
-    if op.broken_backward and problem.pass_ == "fwbw" and device.type == "cuda":
-        require_sound_triton(device)
-
+    function = sound_function(op, problem, device)
     inputs = drawn_inputs(op, problem, device)
     arguments = dict(inputs)
     if callable(op.decay):  # a slice of the heads still knows which they are
@@ -185,6 +214,43 @@ def drawn_inputs(op: Op, problem: Problem, device: torch.device) -> dict[str, Te
     if op.delta:
         inputs["beta"] = inputs["beta"].detach().sigmoid().requires_grad_(inputs["beta"].requires_grad)
     return inputs
+
+
+def build_mlstm(op: Op, problem: Problem, device: torch.device) -> Case:
+    """Return the Case of mLSTMsig by Simple GLA: its keys are k sigmoid(i), its log decays logsigmoid(f).
+
+    Without a normaliser both are the same function. What makes them of the inputs is timed too.
+
+    Raises:
+        Unsupported: as for `build`.
+    """
+    from torch.nn.functional import logsigmoid
+
+    function = sound_function(op, problem, device)
+    inputs = attention_inputs(problem, device, "bthd", i=(), f=())
+    q, k, v, i, f = inputs.values()
+    return Case(
+        inputs=inputs,
+        forward=lambda: function(q=q, k=k * i.sigmoid()[..., None], v=v, g=logsigmoid(f))[0],
+        oracle=mlstm_oracle,
+        linear="v",
+        layout="bthd",
+        as_kernels_do=partial(decay_gradient_as_summed, "f") if op.summed_decay_gradient else None,
+        details={"kernel": f"fla.ops.{op.module}.{op.function} of k sigmoid(i)"},
+    )
+
+
+def mlstm_oracle(inputs: Mapping[str, Tensor]) -> Tensor:
+    """Return h (B, T, H, d_hv) of mLSTMsig."""
+    heads_first = {name: tensor.transpose(1, 2) for name, tensor in inputs.items()}
+    return sequence_oracle(GATES["sig"], heads_first).transpose(1, 2)
+
+
+def mlstm_cost(op: Op, problem: Problem) -> Cost:
+    """Return what a call of Simple GLA computes and moves, and k sigmoid(i), which is made in memory."""
+    counted, scaled = cost(op, problem), 2 * problem.d_qk * problem.element_bytes  # k read and written
+    passes = 3 if problem.pass_ == "fwbw" else 1
+    return Cost(counted.flops, counted.bytes + passes * scaled * problem.tokens * problem.heads)
 
 
 def oracle(op: Op, heads: int, inputs: Mapping[str, Tensor]) -> Tensor:
@@ -301,4 +367,21 @@ def _implementation(op: Op) -> Implementation:
     )
 
 
-IMPLEMENTATIONS = tuple(_implementation(op) for op in OPS)
+def _mlstm(op: Op) -> Implementation:
+    return replace(
+        _implementation(op),
+        name=op.name.replace("simple_gla", "mlstm_sig"),
+        family="mlstm",
+        title=f"mLSTMsig by {op.title}",
+        build=partial(build_mlstm, op),
+        cost=partial(mlstm_cost, op),
+        gate="sig",
+        operation=None,
+        bound="two_gates",
+    )
+
+
+IMPLEMENTATIONS = (
+    *(_implementation(op) for op in OPS),
+    *(_mlstm(op) for op in OPS if op.operation == "simple_gla"),
+)

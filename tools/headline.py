@@ -45,7 +45,8 @@ of the paper or another sweep. Names are those that `--impl` takes.
 - †: the GPU held its clock back, so the time is longer than it need be. Where that is the shorter
   time, the ratio is a bound (≥, or ≤ where the peer is faster); where it is the longer one, there is none.
 - The strongest peer comes first. It meets our fastest kernel that computes the same, or else our fastest
-  mLSTM, each at its best chunk size.
+  mLSTM, each at the fastest chunk size that was measured. Tiles of mlstm_kernels are as published, not tuned.
+- Times are of the GPU with a cold L2, without what the host adds.
 - *% of bound*: the least time of any kernel, which reads inputs and writes outputs once, over that of our
   fastest mLSTM.
 - A second occasion is the same versions measured again, and ratios are expected within 2%.

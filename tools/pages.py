@@ -9,9 +9,11 @@ It writes results/README.md and results/claims.md, and in other pages what stand
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import inf
 from pathlib import Path
 from textwrap import fill
+from typing import NamedTuple
 
 import headline
 from headline import milliseconds
@@ -21,6 +23,7 @@ from tflabench.conclusions.campaigns import conditions_of
 from tflabench.conclusions.ratio import fastest, ratio
 from tflabench.implementations.registry import operation, our_kernels, owner
 from tflabench.problem import InputError
+from tflabench.rows.labels import THROTTLED
 from tflabench.rows.load import read_results
 from tflabench.rows.schema import Row
 from tflabench.theory.held_out import stored
@@ -28,6 +31,7 @@ from tflabench.theory.held_out import stored
 PAGES = ("README.md", *(f"docs/{name}.md" for name in ("gla-walk-through", "kernels", "results", "theory")),
          "docs/use-the-kernels.md")  # fmt: skip
 MARKED = re.compile(r"(<!-- from rows: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+ELSEWHERE = "‡"  # after a time with another Triton
 OPERATIONS = {
     "mLSTMsig": "mlstm_sig",
     "mLSTMexp": "mlstm_exp",
@@ -45,54 +49,94 @@ def ok_rows(folder: Path, name: str = "", pass_: str = "", seq_len: int = 0) -> 
 
 
 def readme_table(results: Path) -> Iterator[str]:
-    """Yield our fastest kernel and its fastest peer by operation at T = 4096 on an H100, then what measured them.
+    """Yield our fastest kernel and the fastest right one of every package by operation on an H100, at T = 4096.
 
-    Operations of which a peer ran with another Triton only have a second line.
+    A peer is the fastest in any Triton that was measured, and ours is what took turns with it there. The range of the
+    ratio is over all T.
 
     Raises:
         InputError: rows are of several versions of one kernel of ours.
     """
-    yield "| operation | peer | forward: ours | peer | ratio | forward + backward: ours | peer | ratio |"
-    yield "|---|---|---:|---:|---:|---:|---:|---:|"
-    fig4, other = (results / "h100" / name for name in ("paper-fig4", "paper-fig4-triton-3.7.1"))
-    shown = [row for folder in (fig4, other) for row in ok_rows(folder, seq_len=4096)]
-    for (name, _), versions in headline.kernel_versions(shown).items():
+    folders = [results / "h100" / f"paper-fig4{triton}" for triton in ("", "-triton-3.7.1", "-triton-3.9")]
+    by_folder = {folder: ok_rows(folder) for folder in folders if folder.exists()}
+    for (name, _), versions in headline.kernel_versions(row for rows in by_folder.values() for row in rows).items():
         if len(versions) > 1:
             raise InputError(f"README's table would have {name} kernels of versions {versions}: measure its rows again")
-    usual = {(row.implementation, row.pass_) for row in ok_rows(fig4, seq_len=4096)}
+    columns = ("ours", "peer", "ratio", "over T")
+    yield f"| operation | peer | forward: {' | '.join(columns)} | forward + backward: {' | '.join(columns)} |"
+    yield "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|"
     for title, name in OPERATIONS.items():
-        for folder, version in ((fig4, ""), (other, ", Triton 3.7.1")):
-            rows = [r for r in ok_rows(folder, seq_len=4096) if operation(r.implementation, r.gate) == name]
-            if folder is fig4 or any((row.implementation, row.pass_) not in usual for row in rows):
-                yield f"| {' | '.join([title + version, *_cells(rows)])} |"
-    measured = read_results(fig4)
+        rows = {
+            folder: [row for row in of_folder if operation(row.implementation, row.gate) == name]
+            for folder, of_folder in by_folder.items()
+        }
+        yield f"| {' | '.join([title, *_cells(rows)])} |"
+    measured = read_results(folders[0])
     facts = {name: values[0] for name, values in conditions_of(measured.rows, measured.runs).items()}
+    waits = [_tokens_from(by_folder[folders[0]], pass_) for pass_ in ("fw", "fwbw")]
     yield ""
     yield wrapped(
-        "Both sides of a ratio took turns on one GPU. †: it held its clock back while ours ran, so the ratio is a "
-        "bound (≥). Measured by "
-        f"`{headline.command([run['arguments'] for run in measured.runs.values()])}` on an "
-        f"{facts['device'].removeprefix('NVIDIA ')} with torch {facts['torch']}, Triton {facts['triton']} and driver "
-        f"{facts['driver']}. Two kernels of peers need Triton 3.7.1, and took turns with ours there."
+        f"Both sides of a ratio took turns on one GPU. {THROTTLED}: it held its clock back while ours ran, so that the "
+        f"ratio is a bound (≥). {ELSEWHERE}: with another Triton, 3.7.1 or 3.9, in which the peer is faster or alone "
+        "right; ours beside it is of that comparison. *Over T* is the range of the ratio over the lengths from 512 to "
+        "65,536 at which that kernel is the fastest peer, without bounds. The host enqueues as fast as the GPU works "
+        f"from about {waits[0]:,} tokens a call on forward, and {waits[1]:,} with backward (`host_ms` of ours, on that "
+        "machine); with fewer, eager PyTorch waits for the host. "
+        f"Measured by `{headline.command([run['arguments'] for run in measured.runs.values()])}` on H100s "
+        f"({facts['device'].removeprefix('NVIDIA ')}) with torch {facts['torch']}, Triton {facts['triton']} and driver "
+        f"{facts['driver']}, protocol {measured.rows[0].protocol_version}."
     )
 
 
-def _cells(rows: Sequence[Row]) -> list[str]:
-    """Return the packages of the fastest peers, and ours, the peer and their ratio for both passes."""
+class Beside(NamedTuple):
+    """Our fastest row and the fastest peer of one comparison, if any, and whether that is of another Triton."""
+
+    ours: Row
+    peer: Row | None
+    elsewhere: bool
+
+
+def _best_pair(rows: Mapping[Path, Sequence[Row]]) -> Beside:
+    """Return the pair of the fastest peer in any folder; the first folder's rows where none has a peer."""
+    pairs = []
+    for place, of_folder in enumerate(rows.values()):
+        ours = [row for row in of_folder if row.implementation in our_kernels()]
+        peers = [row for row in of_folder if owner(row.implementation).role == "peer" and row.tuned_fully]
+        if ours:
+            pairs.append(Beside(fastest(ours), fastest(peers) if peers else None, place > 0))
+    return min(pairs, key=lambda pair: pair.peer.ms_median or inf if pair.peer else inf)
+
+
+def _cells(rows: Mapping[Path, Sequence[Row]]) -> list[str]:
+    """Return the packages of the fastest peers, and ours, the peer, their ratio and its range for both passes."""
     cells, packages = [], []
     for pass_ in ("fw", "fwbw"):
-        of_pass = [row for row in rows if row.pass_ == pass_]
-        ours = fastest([row for row in of_pass if row.implementation in our_kernels()])
-        peers = [row for row in of_pass if owner(row.implementation).role == "peer"]
+        by_length = {
+            T: _best_pair({
+                folder: [row for row in part if (row.pass_, row.seq_len) == (pass_, T)] for folder, part in rows.items()
+            })
+            for T in sorted({row.seq_len for part in rows.values() for row in part if row.pass_ == pass_})
+        }  # fmt: skip
+        ours, peer, elsewhere = by_length[4096]
         cells.append(milliseconds(ours))
-        if not peers:
-            cells += ["", ""]
+        if not peer:
+            cells += ["", "", ""]
             continue
-        peer = fastest(peers)
         over = ratio(peer, ours)
-        cells += [milliseconds(peer), f"{over.bound}{over.value:.1f}" if over else ""]
+        alike = (each for each in by_length.values() if each.peer and each.peer.implementation == peer.implementation)
+        ratios = [ratio(each.peer, each.ours) for each in alike if each.peer]
+        values = [each.value for each in ratios if each and not each.bound]
+        cells += [milliseconds(peer) + ELSEWHERE * elsewhere, f"{over.bound}{over.value:.1f}" if over else ""]
+        cells.append(f"{min(values):.1f} to {max(values):.1f}" if len(values) > 1 else "")
         packages.append(f"{peer.package} {peer.package_version}")
     return [", ".join(dict.fromkeys(packages)) or "none", *cells]
+
+
+def _tokens_from(rows: Iterable[Row], pass_: str) -> int:
+    """Return from how many tokens on the GPU needs longer for a fused call than the host, for all, in thousands."""
+    fused = [row for row in rows if row.pass_ == pass_ and row.implementation.startswith("hopper_")]
+    most = max(row.batch * row.seq_len * row.host_ms / row.ms_median for row in fused if row.host_ms and row.ms_median)
+    return 1000 * round(most / 1000)
 
 
 def throttled(results: Path) -> Iterator[str]:

@@ -161,6 +161,7 @@ fused_chunk_simple_gla = chunk_simple_gla
 def chunk_retention(q, k, v, scale=None):
     g = (1 - 2.0 ** (-5 - torch.arange(q.shape[2]))).log()[None, :, None, None]
     return heads_first(step_by_step(*map(heads_first, (q, k, v)), g, scale=q.shape[-1] ** -0.5)), None
+fused_chunk_retention = chunk_retention
 """,
     "lightning_attn": """
 def chunk_lightning_attn(q, k, v, layer_idx, num_layers, scale=None):
@@ -172,6 +173,7 @@ def chunk_linear_attn(q, k, v, scale=None, normalize=True):
     assert not normalize
     o = step_by_step(*map(heads_first, (q, k, v)), torch.zeros(1, 1, 1, 1), scale=q.shape[-1] ** -0.5)
     return heads_first(o), None
+fused_chunk_linear_attn = chunk_linear_attn
 """,
     "delta_rule": """
 def unit(x):
@@ -335,6 +337,17 @@ def test_a_decay_gradient_that_is_summed_is_the_decay_gradient(stand_ins):
     sums = case.as_kernels_do(case.inputs, results)
     assert list(sums) == ["dg"]
     torch.testing.assert_close(suffix_sum(sums["dg"].terms, 1) * sums["dg"].scale, results["dg"])
+
+
+@pytest.mark.parametrize("name", ["fla_mlstm_sig", "fla_mlstm_sig_fused"])
+def test_simple_gla_is_mlstm_sig_to_rounding(stand_ins, name):
+    case = BY_NAME[name].build(PROBLEM.with_(dtype="float64"), CPU)
+    grad = torch.randn(2, 70, 3, 24, dtype=torch.float64)
+    actual = differentiate(lambda _: case.forward(), case.inputs, grad)
+    expected = differentiate(case.oracle, case.inputs, grad)
+    assert set(actual) == {"forward", "dq", "dk", "dv", "di", "df"}
+    for result, of_oracle in zip(actual.values(), expected.values(), strict=True):
+        torch.testing.assert_close(result, of_oracle, rtol=1e-12, atol=1e-12)
 
 
 def test_a_function_that_fla_gave_up_is_unsupported(stand_ins):

@@ -142,3 +142,32 @@ def test_the_table_of_the_readme_refuses_two_versions_of_a_kernel(tmp_path):
         write(tmp_path / "h100" / name, rows, run=RUN)
     with pytest.raises(InputError, match="versions"):
         list(pages.readme_table(tmp_path))
+
+
+OURS = {
+    "hopper_sig": "sig",
+    "hopper_exp": "exp",
+    "hopper_mamba2": None,
+    "hopper_simple_gla": None,
+    "hopper_retention": None,
+}
+
+
+def of_fig4(folder: Path, ours: float, peer: dict[int, float]) -> None:
+    """Write our kernels and a peer of mLSTMsig that takes this long at each T, as of one occasion."""
+    rows = []
+    for pass_ in ("fw", "fwbw"):
+        beside = {"pass_": pass_, "host_ms": 0.5}
+        for T, ms in peer.items():
+            of_size = {**beside, "comparison_id": f"{folder.name} {pass_} {T}"}
+            rows += [at(name, T, ours, gate=gate, **of_size) for name, gate in OURS.items()]
+            rows.append(at("nxai_sig_xl", T, ms, **of_size))
+    write(folder, rows, run=RUN)
+
+
+def test_the_table_of_the_readme_takes_the_fastest_peer_in_any_triton_and_ours_beside_it(tmp_path):
+    of_fig4(tmp_path / "h100" / "paper-fig4", 1.0, {512: 4.0, 4096: 3.0})
+    of_fig4(tmp_path / "h100" / "paper-fig4-triton-3.7.1", 1.1, {4096: 2.2})
+    cells = {line.split(" | ")[0]: line.split(" | ")[1:6] for line in pages.readme_table(tmp_path)}
+    assert cells["| mLSTMsig"][1:] == ["1.10", "2.20‡", "2.0", "2.0 to 4.0"]
+    assert cells["| mLSTMexp"] == ["none", "1.00", "", "", ""]
