@@ -39,7 +39,13 @@ LAYERS = (
 HEAVY = ["torch", "triton"]
 PLAN = "tflabench.kernels.scalar.plan"
 # Plain numbers, which may be read wherever kernels may not be imported.
-PLAIN = (PLAN, "tflabench.kernels.gla.plan", "tflabench.kernels.common.sizes", "tflabench.kernels.common.tiling")
+PLAIN = (
+    PLAN,
+    "tflabench.kernels.gla.plan",
+    "tflabench.kernels.delta.hopper_plan",
+    "tflabench.kernels.common.sizes",
+    "tflabench.kernels.common.tiling",
+)
 # module prefix -> libraries and packages it must never import, at any depth of the file
 FORBIDDEN = {
     "tflabench.kernels": ["tflabench.problem", "typer", "pandas", "matplotlib"],

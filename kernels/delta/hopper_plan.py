@@ -1,26 +1,33 @@
 """Plan the fused kernels of the delta rule: what they take, and how many programs make o and its gradients.
 
-A program walks over the tiles of one head of a sequence, 64 steps each, with the state of up to 128 columns of v on
+A program walks over the tiles of one head of a segment, 64 steps each, with the state of up to 128 columns of v on
 chip: o is one such walk. Backward is a walk backward in time for dv and the gradients of states, then one forward again
 for dq, dk and the gates. Before all of them the inverses of tiles are made, each by a program of its own.
+
+Where heads are too few for the chip a sequence has segments. A state pass, the walk for o without o, makes what each
+adds to a state of zero, and its transition: what it makes of the state before, from the identity, with v = 0. These
+are joined in order, and the walks go over all segments side by side. So do they backward.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
 
 from tflabench.kernels.common.cover import cdiv
 from tflabench.kernels.common.sizes import Device, Sizes
+from tflabench.kernels.scalar.plan.hopper_segments import Segments
 
 DTYPES = ("bfloat16",)  # of float16 the range is too small: gradients of v with a beta near 0 are quotients of dbeta
 TILE = 64  # steps of a tile
 LARGEST_D_QK = 128  # a program has all rows of a state
 LARGEST_D_HV = 256
 WIDTH = 128  # columns of a state and of v in a program
+MOST_SEGMENTS = 16
+LEAST_TILES = 16  # of a segment
 SUMS = 5  # vectors of a value a step: db and what passes the tile, of either half of the channels, and dbeta
 SUM_BYTES = 4  # of an element of these: float32
+STATE_BYTES = 4  # of an element of a state between segments: float32
 MOST_STEPS = 2**28  # of all heads: kernels count them with 32 bits
 
 
@@ -34,8 +41,8 @@ class DeltaWalkShape:
         state_registers, score_registers: of a thread of a partition that carries the state, and of the one for scores.
     """
 
-    num_stages: int
     parts: int
+    num_stages: int = 2
     state_registers: int = 192
     score_registers: int = 104
 
@@ -55,9 +62,11 @@ class DeltaGradientsShape:
     score_registers: int = 88
 
 
-def refuses_sizes(d_qk: int, d_hv: int, chunk_size: int | None = None) -> str | None:
-    """Return why the kernels do not take these sizes, or None if they do; the chunk size is of no effect."""
-    del chunk_size
+GRADIENTS_SHAPE = DeltaGradientsShape()
+
+
+def refuses_sizes(d_qk: int, d_hv: int) -> str | None:
+    """Return why the kernels do not take these sizes, or None if they do; they take every chunk size."""
     if d_qk > LARGEST_D_QK:
         return f"takes a d_qk up to {LARGEST_D_QK}, not {d_qk}"
     return None if d_hv <= LARGEST_D_HV else f"takes a d_hv up to {LARGEST_D_HV}, not {d_hv}"
@@ -68,29 +77,9 @@ def refuses_steps(rows: int, steps: int) -> str | None:
     return None if rows * steps <= MOST_STEPS else f"takes up to {MOST_STEPS} steps of all heads, not {rows * steps}"
 
 
-class DeltaPlan(NamedTuple):
-    """Name what forward and backward launch.
-
-    Attributes:
-        tiles: of a sequence; there is a program for the inverse of each tile of each head.
-        pieces: programs that share the columns of v of a head.
-        items: work items of a walk that has its state transposed, one a piece of a head.
-        programs: programs of such a walk, which share its items.
-        row_programs: programs of the walk for dq and dk, which is launched once for every piece.
-        parts: see `DeltaWalkShape`.
-    """
-
-    sizes: Sizes
-    tiles: int
-    pieces: int
-    items: int
-    programs: int
-    row_programs: int
-    parts: int
-
-    def shape(self, *, reverse: bool) -> DeltaWalkShape:
-        """Return how a program of the walk for o is divided, or of that for dv."""
-        return DeltaWalkShape(num_stages=2, parts=self.parts)
+def pieces_of(d_hv: int) -> int:
+    """Return how many programs share the columns of v of a head."""
+    return cdiv(d_hv, WIDTH)
 
 
 def parts(beta_max: int) -> int:
@@ -98,13 +87,87 @@ def parts(beta_max: int) -> int:
     return 2 if beta_max > 1 else 1
 
 
-GRADIENTS_SHAPE = DeltaGradientsShape()
+@dataclass(frozen=True)
+class DeltaWalk:
+    """A launch that walks over segments.
+
+    Attributes:
+        segments: those that it walks over.
+        pieces: programs that share a segment of a head.
+        multiprocessors: of the device.
+    """
+
+    sizes: Sizes
+    cut: Segments
+    segments: range
+    pieces: int
+    multiprocessors: int
+
+    @property
+    def items(self) -> int:
+        """Work items."""
+        return self.sizes.rows * len(self.segments) * self.pieces
+
+    @property
+    def programs(self) -> int:
+        """Programs, which share the items."""
+        return min(self.items, self.multiprocessors)
+
+
+@dataclass(frozen=True)
+class DeltaPlan:
+    """Name what a call launches.
+
+    Attributes:
+        cut: the segments of a sequence.
+        parts: see `DeltaWalkShape`.
+        outputs, values: the walks for o and for dv.
+        queries_keys: the walk for dq and dk, which is launched once for every `WIDTH` columns of v.
+        states, state_gradients: the passes for what segments start from, forward and backward; None for one segment.
+    """
+
+    sizes: Sizes
+    cut: Segments
+    parts: int
+    outputs: DeltaWalk
+    values: DeltaWalk
+    queries_keys: DeltaWalk
+    states: DeltaWalk | None
+    state_gradients: DeltaWalk | None
+
+    @property
+    def pieces(self) -> int:
+        """Programs that share the columns of v of a head."""
+        return pieces_of(self.sizes.d_hv)
 
 
 @lru_cache(4096)
-def planned(sizes: Sizes, device: Device, beta_max: int) -> DeltaPlan:
-    """Return what a call launches."""
-    pieces, chip = cdiv(sizes.d_hv, WIDTH), device.multiprocessors
-    items = sizes.rows * pieces
-    programs, row_programs = min(items, chip), min(sizes.rows, chip)
-    return DeltaPlan(sizes, cdiv(sizes.steps, TILE), pieces, items, programs, row_programs, parts(beta_max))
+def planned(sizes: Sizes, device: Device, chunk_size: int, beta_max: int, *, backward: bool) -> DeltaPlan:
+    """Return what a call launches.
+
+    Args:
+        chunk_size: steps of a segment.
+        backward: there will be one, which needs the transition of the last segment too.
+    """
+    cut, pieces = Segments.of(sizes.steps, chunk_size), pieces_of(sizes.d_hv)
+
+    def walk(segments: range, pieces: int) -> DeltaWalk:
+        return DeltaWalk(sizes, cut, segments, pieces, device.multiprocessors)
+
+    every = range(cut.count)
+    passed = every if backward else every[:-1]
+    passes = (walk(passed, pieces + 1), walk(every[1:], pieces)) if cut.count > 1 else (None, None)
+    return DeltaPlan(sizes, cut, parts(beta_max), walk(every, pieces), walk(every, pieces), walk(every, 1), *passes)
+
+
+def default_chunk_size(sizes: Sizes, device: Device) -> int:
+    """Return the steps of segments by which forward takes least time: rounds of programs, each a segment long."""
+    tiles, pieces, chip = cdiv(sizes.steps, TILE), pieces_of(sizes.d_hv), device.multiprocessors
+    best, least = 1, float(cdiv(sizes.rows * pieces, chip))
+    for count in range(2, MOST_SEGMENTS + 1):
+        if tiles < count * LEAST_TILES:
+            break
+        rounds = cdiv(sizes.rows * (count - 1) * (pieces + 1), chip) + cdiv(sizes.rows * count * pieces, chip)
+        if rounds < least * count:
+            best, least = count, rounds / count
+    return TILE * cdiv(tiles, best)

@@ -19,19 +19,19 @@ ELEMENTS = 4096  # of a program
 
 
 @triton.jit(do_not_specialize=["heads", "blocks"])
-def add_rows(parts, sharing, out, heads, T, d, blocks, ROWS: tl.constexpr, COLS: tl.constexpr):
-    """Write the sums of ROWS rows of three parts and, of part n, of `sharing[n]` heads side by side; all are `Rows`."""
+def add_rows(parts, sharing, out, heads, T, d, blocks, PARTS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):
+    """Write the sums of ROWS rows of all parts and, of part n, of `sharing[n]` heads side by side; all are `Rows`."""
     block, bh = tl.program_id(0) % blocks, tl.program_id(0) // blocks
     b, h = bh // heads, bh % heads
     t, c = block * ROWS + tl.arange(0, ROWS), tl.arange(0, COLS)
     acc = tl.zeros([ROWS, COLS], tl.float32)
-    for n in tl.static_range(3):
+    for n in tl.static_range(PARTS):
         for j in range(sharing[n]):
             acc += load_rows(parts[n], b, h * sharing[n] + j, t, c, T, d).to(tl.float32)
     store_rows(out, acc, b, h, t, c, T, d)
 
 
-def added(parts: tuple[Tensor, Tensor, Tensor], like: Tensor) -> Tensor:
+def added(parts: tuple[Tensor, ...], like: Tensor) -> Tensor:
     """Return the sum of parts (B, a multiple of G, T, d) over parts and heads, like `like` (B, G, T, d), contiguous."""
     out = torch.empty_like(like, memory_format=torch.contiguous_format)
     batch, heads, T, d = like.shape
@@ -41,6 +41,6 @@ def added(parts: tuple[Tensor, Tensor, Tensor], like: Tensor) -> Tensor:
     enqueue(
         add_rows, batch * heads * blocks,
         tuple(map(rows, parts)), tuple(x.shape[1] // heads for x in parts), rows(out), heads, T, d, blocks,
-        ROWS=block, COLS=cols,
+        PARTS=len(parts), ROWS=block, COLS=cols,
     )  # fmt: skip
     return out

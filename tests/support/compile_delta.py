@@ -42,7 +42,10 @@ def launches(
     q, k, v = (empty(B, heads, T, d, dtype=dtype) for heads, d in ((H // 2, d_qk), (H // 2, d_qk), (H, d_hv)))
     g, beta = empty(B, H, T) if gate.gated else None, empty(B, H, T)
     S = empty(len(bounds) - 1 if bounds else B, H, d_qk, d_hv)
-    inputs, options = Arguments(q, k, v, g, beta, State(S)), KernelOptions(gate, 0.1, 256, bounds=bounds)
+    inputs, options = (
+        Arguments(q, k, v, g, beta, State(S)),
+        KernelOptions(gate, 0.1, T if fused else 256, bounds=bounds),
+    )
     kernels = hopper_chunkwise if fused else chunkwise
     with catching(sm) as caught:
         o, last, saved = kernels.forward(inputs, options)

@@ -34,7 +34,6 @@ from tflabench.implementations.recurrences import (
 )
 from tflabench.implementations.recurrences import build_step as build_recurrence_step
 from tflabench.kernels.common import tiling
-from tflabench.kernels.common.cover import cdiv
 from tflabench.kernels.common.sizes import USUAL, refuses_dtype, shared_memory
 from tflabench.kernels.delta import hopper_plan
 from tflabench.kernels.delta import plan as delta_plan
@@ -275,7 +274,7 @@ def fused_delta_workspace_bytes(problem: Problem) -> float:
     elements = float(hopper_plan.TILE)
     if p.pass_ == "fwbw":
         elements += p.d_hv + p.d_qk * p.d_hv / hopper_plan.TILE + 2 * p.d_qk * (p.group > 1)
-    sums = (p.pass_ == "fwbw") * hopper_plan.SUMS * hopper_plan.SUM_BYTES * cdiv(p.d_hv, hopper_plan.WIDTH)
+    sums = (p.pass_ == "fwbw") * hopper_plan.SUMS * hopper_plan.SUM_BYTES * hopper_plan.pieces_of(p.d_hv)
     return p.batch * p.heads * p.seq_len * (elements * p.element_bytes + sums)
 
 

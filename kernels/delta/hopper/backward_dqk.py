@@ -59,7 +59,7 @@ from tflabench.kernels.scalar.hopper.workarounds import (
 
 from .config import DeltaGradientsConfig
 from .gates import finish_gates
-from .schedule import DeltaCounts, DeltaSchedule, get_schedule, get_work_item
+from .schedule import DeltaCounts, DeltaSchedule, get_schedule, get_state_index, get_work_item
 from .tiles import STEP_OF_EACH_WARP, DeltaGates, decayed, load_steps, products, sums_of_gates
 from .walk import OPERAND_COLUMN, read_state
 
@@ -71,7 +71,7 @@ class GradientTensors(NamedTuple):
 
     Attributes:
         gates: see `DeltaGates`.
-        initial: the state before the first step, (B, H, d_qk, d_hv) float32, if there is one.
+        initial: the states before segments, (B, H, segments, d_qk, d_hv) float32, if there are any.
         sums: (B * H, tiles, SUMS, 64) float32 of 128 columns of v.
     """
 
@@ -185,7 +185,7 @@ def load_gradient_tiles(program, descs):
     value, state, key = inputs.values.begin(), inputs.states.begin(), inputs.keys.begin()
     for item in range(gl.program_id(0), schedule.num_items, gl.num_programs(0)):
         work = get_work_item(schedule, item, 1)
-        for tile in range(schedule.num_tiles):
+        for tile in range(work.first_tile, work.end_tile):
             at = (work.batch, work.head, tile * 64, COLUMN)
             full = acquire(inputs.values, value, 6)
             load_blocks(do_desc, at, inputs.do, 2 * value.slot, 2, full)
@@ -230,11 +230,11 @@ def gradient_score_partition(program, scale, prefix, root):
     turn = 0
     for item in range(gl.program_id(0), schedule.num_items, gl.num_programs(0)):
         work = get_work_item(schedule, item, 1)
-        next_g, next_root = load_steps(gates, work.row, 0, schedule.num_steps, config.gated)
-        for tile in range(schedule.num_tiles):
+        next_g, next_root = load_steps(gates, work.row, work.first_tile, schedule.num_steps, config.gated)
+        for tile in range(work.first_tile, work.end_tile):
             prefix.store(sums_of_gates(next_g))
             root.store(next_root)
-            after = gl.minimum(tile + 1, schedule.num_tiles - 1)
+            after = gl.minimum(tile + 1, work.end_tile - 1)
             next_g, next_root = load_steps(gates, work.row, after, schedule.num_steps, config.gated)
             barrier()
             # Made anew for every tile, as masks would be kept in registers.
@@ -278,7 +278,7 @@ def load_rows_of_state(program, work, HALF: gl.constexpr):
     state = ()
     for j in gl.static_range(2):
         if config.loads:
-            ptr = program.tensors.initial + work.row.to(gl.int64) * (D_QK * D_HV)
+            ptr = program.tensors.initial + get_state_index(program.schedule, work) * (D_QK * D_HV)
             zero = opaque_zero(work.row, j)  # else addresses are kept in registers from item to item
             column = 128 * config.piece + 64 * j + zero
             at, rows = state_pointers(ptr, 64 * HALF + zero, column, D_HV, 1, ACC)
@@ -429,7 +429,7 @@ def gradient_state_partition(program, descs, HALF: gl.constexpr):
     for item in range(gl.program_id(0), schedule.num_items, gl.num_programs(0)):
         work = get_work_item(schedule, item, 1)
         state = load_rows_of_state(program, work, HALF)
-        for tile in range(schedule.num_tiles):
+        for tile in range(work.first_tile, work.end_tile):
             inputs.values.consumer_wait(value)
             inputs.states.consumer_wait(D_place)
             inputs.keys.consumer_wait(key)
@@ -494,12 +494,12 @@ def launch_queries_keys(
 
     Args:
         inputs: q, k, do, Z, dv and D, see `backward_dv.launch_values`.
-        initial: the state before the first step, (B, H, d_qk, d_hv) float32, or None for zero.
+        initial: the states before segments, (B, H, segments, d_qk, d_hv) float32, or None for zero.
     """
     q, beta = inputs[0], gates.beta
     B, H, _, T, d_qk, d_hv = plan.sizes
     dq, dk = (torch.empty((B, H, T, d_qk), dtype=q.dtype, device=q.device) for _ in range(2))
-    sums = beta.new_empty((plan.pieces, B * H, plan.tiles, SUMS, TILE))
+    sums = beta.new_empty((plan.pieces, B * H, plan.cut.tiles, SUMS, TILE))
     descs = tuple(map(descriptor, (*inputs, dq, dk)))
     for piece in range(plan.pieces):
         config = DeltaGradientsConfig.of(
@@ -507,10 +507,10 @@ def launch_queries_keys(
         )
         tensors = GradientTensors(gates, beta if initial is None else initial, sums[piece])
         enqueue(
-            walk_queries_keys, plan.row_programs, *descs, tensors, scale, DeltaCounts.of(B * H, plan),
+            walk_queries_keys, plan.queries_keys.programs, *descs, tensors, scale, DeltaCounts.of(plan.queries_keys),
             config=config, num_warps=4, maxnreg=128, **ASSEMBLY,
         )  # fmt: skip
     dg, dbeta = torch.empty_like(beta) if gated else None, torch.empty_like(beta)
-    given = sums, gates.g, dbeta if dg is None else dg, dbeta, T, plan.tiles
-    enqueue(finish_gates, B * H * plan.tiles, *given, PIECES=plan.pieces, GATED=gated, num_warps=1)
+    given = sums, gates.g, dbeta if dg is None else dg, dbeta, T, plan.cut.tiles
+    enqueue(finish_gates, B * H * plan.cut.tiles, *given, PIECES=plan.pieces, GATED=gated, num_warps=1)
     return KeyGradients(dq, dk, dg, dbeta)

@@ -9,10 +9,9 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma, warpgroup_mma
 
-from tflabench.kernels.delta.hopper_plan import DeltaPlan
+from tflabench.kernels.delta.hopper_plan import DeltaWalk, DeltaWalkShape
 from tflabench.kernels.scalar.hopper.conversions import nearest, nearest_of_negative, widened
 from tflabench.kernels.scalar.hopper.launch import descriptor
-from tflabench.kernels.scalar.hopper.state import States
 from tflabench.kernels.scalar.hopper.tiles import ACC, ACC_COLUMN, ACC_OPERAND, VECTOR, block
 from tflabench.kernels.scalar.hopper.workarounds import barrier, opaque_zero, tma_store, wait_for_products
 
@@ -21,28 +20,29 @@ from .schedule import get_schedule, get_tile, get_work_item
 from .tiles import DeltaGates
 from .walk import (
     OPERAND_COLUMN,
+    DeltaStates,
     allocate_program,
     enqueue_walk,
     load_partition,
     load_state,
-    read_state,
     release_tile,
     score_partition,
+    start_reading,
     state_decay,
+    state_operands,
     store_state,
 )
 
 
 @gluon.jit
-def solve_values(du, inverses, first, PARTS: gl.constexpr, dtype: gl.constexpr):
-    """Return (X^T dU)^T of du = dU^T, [64, 64] float32; first: as of `forward.solve_errors`."""
+def start_solving(du, inverses, first, PARTS: gl.constexpr, dtype: gl.constexpr):
+    """Start (X^T dU)^T of du = dU^T, [64, 64] float32; first: the first block of X, of PARTS, in shared memory."""
     operand = gl.convert_layout(nearest(du, dtype), ACC_OPERAND)
     dv = gl.zeros([64, 64], gl.float32, layout=ACC)
     for part in gl.static_range(PARTS):
         # [64, 64] @ [64, 64] -> [64, 64]
         dv = warpgroup_mma(operand, block(inverses, first + part), dv, use_acc=part > 0, is_async=True)
-    dv, operand = wait_for_products(0, deps=(dv, operand))
-    return dv
+    return dv, operand
 
 
 @gluon.jit
@@ -62,47 +62,53 @@ def walk_tile_back(program, descs, buffers, work, turn, places, state, HALF: gl.
     dv_smem, state_smem = buffers
     stage, slot = places
     left, right = state
-    tile = get_tile(schedule, turn, True)
-    column = work.column + 64 * HALF
-    tma.store_wait(pendings=1)
-    barrier()  # D of the tile before has been read
-    for j in gl.static_range(2):
-        block(state_smem, j).store(nearest(state[j], dtype))
-    fence_async_shared()
-    barrier()
-    for j in gl.static_range(2):
-        tma_store(state_desc, [0, work.row * schedule.num_tiles + tile, column, 64 * j], state_smem.index(j))
+    tile = get_tile(work, turn, True)
+    column = 128 * work.piece + 64 * HALF
+    if not config.states_only:
+        tma.store_wait(pendings=1)
+        barrier()  # D of the tile before has been read
+        for j in gl.static_range(2):
+            block(state_smem, j).store(nearest(state[j], dtype))
+        fence_async_shared()
+        barrier()
+        for j in gl.static_range(2):
+            tma_store(state_desc, [0, work.row * schedule.num_tiles + tile, column, 64 * j], state_smem.index(j))
 
-    # dU^T = (s 2^(b_63 - b) K D)^T + dO^T P
-    du = read_state(state, inputs.key, stage + opaque_zero(turn, 0))
+    # dU^T = (s 2^(b_63 - b) K D)^T + dO^T P; D <- 2^b_63 D + Q^T (scale 2^b dO) is added to meanwhile
+    operands = state_operands(state, dtype)
+    reads = start_reading(operands, inputs.key, stage + opaque_zero(turn, 0))
     zero = opaque_zero(turn, 1)
-    du *= scores.write_decay.index(slot + zero).load(ACC_COLUMN)[None, :]
     doT = block(inputs.value, 2 * stage + HALF + zero).permute((1, 0))
-    du = warpgroup_mma(doT, scores.p.index(slot + zero), du, is_async=True)
-    du = wait_for_products(0, deps=(du,))
-    dv = solve_values(du, inputs.inverse, config.parts * (stage + zero), config.parts, dtype)
-    dv *= scores.root.index(slot + zero).load(ACC_COLUMN)[None, :]
-
-    # D^T = 2^b_63 D^T - (2^b dV)^T K + (scale 2^b dO)^T Q
-    zero = opaque_zero(turn, 2)
+    du = gl.zeros([64, 64], gl.float32, layout=ACC)
+    du = warpgroup_mma(doT, scores.p.index(slot + zero), du, use_acc=False, is_async=True)
+    reads, du, _left, _right = wait_for_products(0, deps=(reads, du, operands[0], operands[1]))
     decay = state_decay(scores, slot)
     left, right = left * decay, right * decay
-    read_dv = nearest_of_negative(dv * scores.decay.index(slot + zero).load(ACC_COLUMN)[None, :], dtype)
-    read_dv = gl.convert_layout(read_dv, ACC_OPERAND)
-    # [64, 64] @ [64, 64] -> [64, 64]
-    left = warpgroup_mma(read_dv, block(inputs.key, 2 * (stage + zero)), left, is_async=True)
-    right = warpgroup_mma(read_dv, block(inputs.key, 2 * (stage + zero) + 1), right, is_async=True)
+    du += reads * scores.write_decay.index(slot + zero).load(ACC_COLUMN)[None, :]
+    dv, solved = start_solving(du, inputs.inverse, config.parts * (stage + zero), config.parts, dtype)
+    zero = opaque_zero(turn, 2)
     query_decay = scores.query_decay.index(slot + zero).load(OPERAND_COLUMN)[None, :]
     doT = block(inputs.value, 2 * stage + HALF + zero).permute((1, 0))
     decayed_do = nearest(widened(doT.load(ACC_OPERAND)) * query_decay, dtype)
+    # [64, 64] @ [64, 64] -> [64, 64]
     left = warpgroup_mma(decayed_do, block(inputs.query, 2 * (stage + zero)), left, is_async=True)
     right = warpgroup_mma(decayed_do, block(inputs.query, 2 * (stage + zero) + 1), right, is_async=True)
-    tma.store_wait(pendings=2)
-    barrier()  # dv of the tile before has been read
-    block(dv_smem, 0).permute((1, 0)).store(nearest(dv, dtype))
-    fence_async_shared()
-    barrier()
-    tma_store(dv_desc, [work.batch, work.head, tile * 64, column], dv_smem.index(0))
+    dv, solved = wait_for_products(2, deps=(dv, solved))
+    dv *= scores.root.index(slot + zero).load(ACC_COLUMN)[None, :]
+
+    # D^T <- D^T - (2^b dV)^T K
+    zero = opaque_zero(turn, 3)
+    read_dv = nearest_of_negative(dv * scores.decay.index(slot + zero).load(ACC_COLUMN)[None, :], dtype)
+    read_dv = gl.convert_layout(read_dv, ACC_OPERAND)
+    left = warpgroup_mma(read_dv, block(inputs.key, 2 * (stage + zero)), left, is_async=True)
+    right = warpgroup_mma(read_dv, block(inputs.key, 2 * (stage + zero) + 1), right, is_async=True)
+    if not config.states_only:
+        tma.store_wait(pendings=2)
+        barrier()  # dv of the tile before has been read
+        block(dv_smem, 0).permute((1, 0)).store(nearest(dv, dtype))
+        fence_async_shared()
+        barrier()
+        tma_store(dv_desc, [work.batch, work.head, tile * 64, column], dv_smem.index(0))
     left, right, decayed_do, read_dv = wait_for_products(0, deps=(left, right, decayed_do, read_dv))
     return left, right
 
@@ -116,7 +122,7 @@ def state_partition_back(program, descs, buffers, HALF: gl.constexpr):
     for item in range(gl.program_id(0), schedule.num_items, gl.num_programs(0)):
         work = get_work_item(schedule, item, config.pieces)
         state = load_state(program, work, HALF)
-        for turn in range(schedule.num_tiles):
+        for turn in range(work.first_tile, work.end_tile):
             scores.ring.consumer_wait(slot)
             inputs.ring.consumer_wait(stage)
             places = stage.slot, slot.slot
@@ -156,18 +162,20 @@ def walk_values(
 
 
 def launch_values(
-    inputs: tuple[Tensor, Tensor, Tensor, Tensor], dv: Tensor, D: Tensor, *,
-    gates: DeltaGates, gated: bool, states: States, scale: float, plan: DeltaPlan,
+    walk: DeltaWalk, inputs: tuple[Tensor, Tensor, Tensor, Tensor], dv: Tensor | None, D: Tensor | None, *,
+    gates: DeltaGates, gated: bool, states: DeltaStates, scale: float, parts: int,
 ) -> None:  # fmt: skip
     """Write dv (B, H, T, d_hv), D after every tile, and before the first one if there is room for it.
 
     Args:
         inputs: q, k, do and X.
-        D: (1, B * H * tiles, d_hv, d_qk), in the dtype of q.
-        states: the gradient of the last state for the initial one, and that of the initial one for the final one.
+        D: (1, B * H * tiles, d_hv, d_qk), in the dtype of q; dv and it are None for a pass, which writes states alone.
+        states: gradients of states: initial after segments, final before them.
     """
     config = DeltaWalkConfig.of(
-        plan.shape(reverse=True), d_qk=plan.sizes.d_qk, d_hv=plan.sizes.d_hv, gated=gated, reverse=True,
-        loads=states.initial is not None, stores=states.final is not None,
+        DeltaWalkShape(parts), d_qk=walk.sizes.d_qk, d_hv=walk.sizes.d_hv, gated=gated, reverse=True,
+        states_only=dv is None, loads=states.initial is not None, stores=states.final is not None,
     )  # fmt: skip
-    enqueue_walk(walk_values, tuple(map(descriptor, (*inputs, dv, D))), gates, states, scale, plan, config)
+    unused = inputs[2]
+    descs = map(descriptor, (*inputs, unused if dv is None else dv, unused if D is None else D))
+    enqueue_walk(walk_values, tuple(descs), gates, states, scale, walk, config)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tflabench.kernels.common.cover import cdiv
-from tflabench.kernels.delta.hopper_plan import WIDTH, DeltaGradientsShape, DeltaWalkShape
+from tflabench.kernels.delta.hopper_plan import DeltaGradientsShape, DeltaWalkShape, pieces_of
 from tflabench.kernels.scalar.hopper.config import KernelConfig
 
 
@@ -17,7 +16,8 @@ class DeltaWalkConfig(KernelConfig, DeltaWalkShape):
         gated: there is a decay.
         reverse: backward in time.
         keeps_errors: write errors for backward.
-        loads, stores: the state before the first step is given, and the one after the last is written.
+        states_only: nothing but what segments add to a state is written and, forward, their transitions.
+        loads, stores: the states before segments are given, and the one after the last of them is written.
     """
 
     d_qk: int
@@ -25,14 +25,25 @@ class DeltaWalkConfig(KernelConfig, DeltaWalkShape):
     gated: bool
     reverse: bool = False
     keeps_errors: bool = False
+    states_only: bool = False
     loads: bool = False
     stores: bool = False
     num_slots: int = 2
 
     @property
-    def pieces(self) -> int:
+    def reads_queries(self) -> bool:
+        """Whether q is read, and there are scores."""
+        return self.reverse or not self.states_only
+
+    @property
+    def value_pieces(self) -> int:
         """Programs that share the columns of v."""
-        return cdiv(self.d_hv, WIDTH)
+        return pieces_of(self.d_hv)
+
+    @property
+    def pieces(self) -> int:
+        """Programs that share a segment of a head: one has its transition."""
+        return self.value_pieces + (self.states_only and not self.reverse)
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)

@@ -6,10 +6,9 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma, warpgroup_mma
 
-from tflabench.kernels.delta.hopper_plan import DeltaPlan
+from tflabench.kernels.delta.hopper_plan import DeltaWalk, DeltaWalkShape
 from tflabench.kernels.scalar.hopper.conversions import nearest, widened
 from tflabench.kernels.scalar.hopper.launch import descriptor
-from tflabench.kernels.scalar.hopper.state import States
 from tflabench.kernels.scalar.hopper.tiles import ACC, ACC_COLUMN, ACC_OPERAND, VECTOR, block
 from tflabench.kernels.scalar.hopper.workarounds import barrier, opaque_zero, tma_store, wait_for_products
 
@@ -18,36 +17,26 @@ from .schedule import get_schedule, get_work_item
 from .tiles import DeltaGates
 from .walk import (
     OPERAND_COLUMN,
+    DeltaStates,
     allocate_program,
     enqueue_walk,
     load_partition,
     load_state,
-    read_state,
     release_tile,
     score_partition,
+    start_reading,
     state_decay,
+    state_operands,
     store_state,
 )
 
 
 @gluon.jit
-def solve_errors(reads, vT, scores, slot, inverses, first, PARTS: gl.constexpr):
-    """Return Z^T = (s (V - 2^b K S))^T X^T, [64, 64] float32.
-
-    Args:
-        reads: -S^T K^T, [64, 64] float32.  vT: [64, 64] in shared memory.
-        first: the first block of X, of PARTS, among those in shared memory.
-    """
-    # All of the left operand before the product: its accumulators take the registers of `reads`.
+def errors_operand(reads, vT, scores, slot):
+    """Return (s (V - 2^b K S))^T, a left operand [64, 64]; reads: S^T K^T, float32; vT [64, 64] in shared memory."""
     decay = scores.decay.index(slot).load(OPERAND_COLUMN)[None, :]
-    e = widened(vT.load(ACC_OPERAND)) + gl.convert_layout(reads, ACC_OPERAND, assert_trivial=True) * decay
-    e = nearest(e * scores.root.index(slot).load(OPERAND_COLUMN)[None, :], vT.dtype)
-    z = gl.zeros([64, 64], gl.float32, layout=ACC)
-    for part in gl.static_range(PARTS):
-        # [64, 64] @ [64, 64] -> [64, 64]
-        z = warpgroup_mma(e, block(inverses, first + part).permute((1, 0)), z, use_acc=part > 0, is_async=True)
-    z, e = wait_for_products(0, deps=(z, e))
-    return z
+    e = widened(vT.load(ACC_OPERAND)) - gl.convert_layout(reads, ACC_OPERAND, assert_trivial=True) * decay
+    return nearest(e * scores.root.index(slot).load(OPERAND_COLUMN)[None, :], vT.dtype)
 
 
 @gluon.jit
@@ -61,16 +50,27 @@ def walk_tile(program, descs, out_smem, work, turn, places, state, HALF: gl.cons
     Returns: the state after the tile.
     """
     config: gl.constexpr = program.config
+    PARTS: gl.constexpr = config.parts
     inputs, scores = program.inputs, program.scores
     dtype: gl.constexpr = inputs.key.dtype
     o_desc, z_desc = descs
     stage, slot, out_slot = places
-    at = [work.batch, work.head, turn * 64, work.column + 64 * HALF]
-    reads = read_state(state, inputs.key, stage + opaque_zero(turn, 0), True)
-    zero = opaque_zero(turn, 1)
+    at = [work.batch, work.head, turn * 64, 128 * work.piece + 64 * HALF]
+    operands = state_operands(state, dtype)
+    reads = start_reading(operands, inputs.key, stage + opaque_zero(turn, 0))
+    out = reads
+    if not config.states_only:
+        out = start_reading(operands, inputs.query, stage + opaque_zero(turn, 1))
+    reads, out, _left, _right = wait_for_products(0, deps=(reads, out, operands[0], operands[1]))
+    zero = opaque_zero(turn, 2)
     valueT = block(inputs.value, 2 * stage + HALF + zero).permute((1, 0))
-    first = config.parts * (stage + zero)
-    z = solve_errors(reads, valueT, scores, slot + zero, inputs.inverse, first, config.parts)
+    e = errors_operand(reads, valueT, scores, slot + zero)
+    z = gl.zeros([64, 64], gl.float32, layout=ACC)
+    for part in gl.static_range(PARTS):
+        # [64, 64] @ [64, 64] -> [64, 64]
+        xT = block(inputs.inverse, PARTS * (stage + zero) + part).permute((1, 0))
+        z = warpgroup_mma(e, xT, z, use_acc=part > 0, is_async=True)
+    z, e = wait_for_products(0, deps=(z, e))
     valueT.store(nearest(z, dtype))  # Z takes the place of V
     fence_async_shared()
     tma.store_wait(pendings=1)
@@ -78,12 +78,12 @@ def walk_tile(program, descs, out_smem, work, turn, places, state, HALF: gl.cons
     if config.keeps_errors:
         tma_store(z_desc, at, inputs.value.index(2 * stage + HALF))
 
-    # O^T = (scale 2^b Q S)^T + Z^T P^T
-    out = read_state(state, inputs.query, stage + opaque_zero(turn, 2))
-    zero = opaque_zero(turn, 3)
-    out *= scores.query_decay.index(slot + zero).load(ACC_COLUMN)[None, :]
-    zT = block(inputs.value, 2 * stage + HALF + zero).permute((1, 0))
-    out = warpgroup_mma(zT, scores.p.index(slot + zero).permute((1, 0)), out, is_async=True)
+    if not config.states_only:
+        # O^T = (scale 2^b Q S)^T + Z^T P^T
+        zero = opaque_zero(turn, 3)
+        out *= scores.query_decay.index(slot + zero).load(ACC_COLUMN)[None, :]
+        zT = block(inputs.value, 2 * stage + HALF + zero).permute((1, 0))
+        out = warpgroup_mma(zT, scores.p.index(slot + zero).permute((1, 0)), out, is_async=True)
 
     # S^T = 2^b_63 S^T + Z^T (s 2^(b_63 - b) K)
     zero = opaque_zero(turn, 4)
@@ -93,12 +93,13 @@ def walk_tile(program, descs, out_smem, work, turn, places, state, HALF: gl.cons
     # [64, 64] @ [64, 64] -> [64, 64]
     left = warpgroup_mma(zT, block(scores.written_key, 2 * (slot + zero)), left, is_async=True)
     right = warpgroup_mma(zT, block(scores.written_key, 2 * (slot + zero) + 1), right, is_async=True)
-    out = wait_for_products(2, deps=(out,))  # the state is updated while o is written
-    out_block = out_smem.index(out_slot)
-    out_block.reshape([64, 64]).permute((1, 0)).store(nearest(out, dtype))
-    fence_async_shared()
-    barrier()
-    tma_store(o_desc, at, out_block)
+    if not config.states_only:
+        out = wait_for_products(2, deps=(out,))  # the state is updated while o is written
+        out_block = out_smem.index(out_slot)
+        out_block.reshape([64, 64]).permute((1, 0)).store(nearest(out, dtype))
+        fence_async_shared()
+        barrier()
+        tma_store(o_desc, at, out_block)
     left, right = wait_for_products(0, deps=(left, right))
     if config.keeps_errors:
         tma.store_wait(pendings=1)  # Z has been read
@@ -115,7 +116,7 @@ def state_partition(program, descs, out_smem, HALF: gl.constexpr):
     for item in range(gl.program_id(0), schedule.num_items, gl.num_programs(0)):
         work = get_work_item(schedule, item, config.pieces)
         state = load_state(program, work, HALF)
-        for turn in range(schedule.num_tiles):
+        for turn in range(work.first_tile, work.end_tile):
             scores.ring.consumer_wait(slot)
             inputs.ring.consumer_wait(stage)
             places = stage.slot, slot.slot, out_slot
@@ -153,17 +154,19 @@ def walk_outputs(
 
 
 def launch_outputs(
-    inputs: tuple[Tensor, Tensor, Tensor, Tensor], o: Tensor, z: Tensor | None, *,
-    gates: DeltaGates, gated: bool, states: States, scale: float, plan: DeltaPlan,
+    walk: DeltaWalk, inputs: tuple[Tensor, Tensor, Tensor, Tensor], o: Tensor | None, z: Tensor | None, *,
+    gates: DeltaGates, gated: bool, states: DeltaStates, scale: float, parts: int,
 ) -> None:  # fmt: skip
     """Write o (B, H, T, d_hv), Z like it if it is given, and the state after the last step if there is room for it.
 
     Args:
         inputs: q, k, v and X.
+        o: None for a pass, which writes states alone.
     """
     config = DeltaWalkConfig.of(
-        plan.shape(reverse=False), d_qk=plan.sizes.d_qk, d_hv=plan.sizes.d_hv, gated=gated,
+        DeltaWalkShape(parts), d_qk=walk.sizes.d_qk, d_hv=walk.sizes.d_hv, gated=gated, states_only=o is None,
         keeps_errors=z is not None, loads=states.initial is not None, stores=states.final is not None,
     )  # fmt: skip
-    descs = map(descriptor, (*inputs, o, o if z is None else z))
-    enqueue_walk(walk_outputs, tuple(descs), gates, states, scale, plan, config)
+    unused = inputs[2]
+    descs = map(descriptor, (*inputs, unused if o is None else o, unused if z is None else z))
+    enqueue_walk(walk_outputs, tuple(descs), gates, states, scale, walk, config)

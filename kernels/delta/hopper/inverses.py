@@ -170,9 +170,9 @@ def make_inverses(
 def launch_inverses(k: Tensor, gates: DeltaGates, gated: bool, plan: DeltaPlan) -> Tensor:
     """Return X of all tiles, (B, H, tiles * 64, parts * 64), in the dtype of k (B, H or fewer, T, d_qk)."""
     B, H, group, T, _, _ = plan.sizes
-    x = torch.empty((B, H, plan.tiles * TILE, plan.parts * TILE), dtype=k.dtype, device=k.device)
+    x = torch.empty((B, H, plan.cut.tiles * TILE, plan.parts * TILE), dtype=k.dtype, device=k.device)
     enqueue(
-        make_inverses, B * H * plan.tiles, descriptor(k), descriptor(x), gates, T, plan.tiles, H, group,
+        make_inverses, B * H * plan.cut.tiles, descriptor(k), descriptor(x), gates, T, plan.cut.tiles, H, group,
         GATED=gated, PARTS=plan.parts, num_warps=4, **ASSEMBLY,
     )  # fmt: skip
     return x

@@ -22,7 +22,7 @@ the two state partitions share nothing, and never wait for one another. A progra
 q and k: TMA pads with zeros beyond the last step or column, and loses what is written there.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 from triton.experimental import gluon
@@ -30,10 +30,10 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma
 
 from tflabench.kernels.common.launching import enqueue
-from tflabench.kernels.delta.hopper_plan import DeltaPlan
+from tflabench.kernels.delta.hopper_plan import DeltaWalk
 from tflabench.kernels.scalar.hopper.conversions import nearest, nearest_of_negative, widened
 from tflabench.kernels.scalar.hopper.pipeline import Ring, aggregate, allocate_ring
-from tflabench.kernels.scalar.hopper.state import States, state_pointers
+from tflabench.kernels.scalar.hopper.state import state_pointers
 from tflabench.kernels.scalar.hopper.tiles import (
     ACC,
     ACC_COLUMN,
@@ -47,10 +47,25 @@ from tflabench.kernels.scalar.hopper.tiles import (
 from tflabench.kernels.scalar.hopper.workarounds import ASSEMBLY, barrier, wait_for_products
 
 from .config import DeltaWalkConfig
-from .schedule import DeltaCounts, DeltaSchedule, get_tile, get_work_item
+from .schedule import DeltaCounts, DeltaSchedule, get_state_index, get_tile, get_work_item
 from .tiles import STEP_OF_EACH_WARP, DeltaGates, decayed, load_steps, products, sums_of_gates
 
 OPERAND_COLUMN = gl.constexpr(gl.SliceLayout(0, ACC_OPERAND))  # a value for each column of a left operand
+
+
+class DeltaStates(NamedTuple):
+    """States (B, H, segments, d_qk, d_hv) float32, or None; on the device, pointers.
+
+    Attributes:
+        initial: before each segment.
+        final: after the last segment, in the direction of the walk, (B, H, d_qk, d_hv); of a pass, after each segment.
+        transitions: of a forward pass, (B, H, segments, d_qk, d_qk): what a segment makes of the state before it.
+    """
+
+    initial: Any = None
+    final: Any = None
+    transitions: Any = None
+
 
 # --- What partitions share --------------------------------------------------------------------------------------------
 
@@ -143,21 +158,25 @@ def load_partition(program, descs):
     """Copy all tiles to shared memory, in the order in which they are met; descs: of q, k, v or do, and X."""
     config: gl.constexpr = program.config
     PARTS: gl.constexpr = config.parts
+    BLOCKS: gl.constexpr = 6 if config.reads_queries else 4
     schedule, inputs, ring = program.schedule, program.inputs, program.inputs.ring
     q_desc, k_desc, v_desc, x_desc = descs
     stage = ring.begin()
     for item in range(gl.program_id(0), schedule.num_items, gl.num_programs(0)):
         work = get_work_item(schedule, item, config.pieces)
-        for turn in range(schedule.num_tiles):
-            step = get_tile(schedule, turn, config.reverse) * 64
+        for turn in range(work.first_tile, work.end_tile):
+            step = get_tile(work, turn, config.reverse) * 64
             ring.producer_acquire(stage)
             fence_async_shared()  # consumers' reads of the stage, before the copies write there
             full = ring.full.index(stage.slot)
-            mbarrier.expect(full, (6 + PARTS) * BLOCK_BYTES)
+            mbarrier.expect(full, (BLOCKS + PARTS) * BLOCK_BYTES)
             load_blocks(k_desc, (work.batch, work.qk_head, step, 0), inputs.key, 2 * stage.slot, 2, full)
-            load_blocks(q_desc, (work.batch, work.qk_head, step, 0), inputs.query, 2 * stage.slot, 2, full)
+            if config.reads_queries:
+                load_blocks(q_desc, (work.batch, work.qk_head, step, 0), inputs.query, 2 * stage.slot, 2, full)
             load_blocks(x_desc, (work.batch, work.head, step, 0), inputs.inverse, PARTS * stage.slot, PARTS, full)
-            load_blocks(v_desc, (work.batch, work.head, step, work.column), inputs.value, 2 * stage.slot, 2, full)
+            # Of a transition these are beyond the last column, where v is 0.
+            at = (work.batch, work.head, step, 128 * work.piece)
+            load_blocks(v_desc, at, inputs.value, 2 * stage.slot, 2, full)
             stage = ring.next(stage)
 
 
@@ -177,11 +196,11 @@ def score_partition(program, scale, prefix):
     stage, slot = inputs.ring.begin(), scores.ring.begin()
     for item in range(gl.program_id(0), schedule.num_items, gl.num_programs(0)):
         work = get_work_item(schedule, item, config.pieces)
-        tile = get_tile(schedule, 0, config.reverse)
+        tile = get_tile(work, work.first_tile, config.reverse)
         next_g, next_root = load_steps(gates, work.row, tile, schedule.num_steps, config.gated)
-        for turn in range(schedule.num_tiles):
+        for turn in range(work.first_tile, work.end_tile):
             b, s = sums_of_gates(next_g), next_root
-            tile = get_tile(schedule, gl.minimum(turn + 1, schedule.num_tiles - 1), config.reverse)
+            tile = get_tile(work, gl.minimum(turn + 1, work.end_tile - 1), config.reverse)
             next_g, next_root = load_steps(gates, work.row, tile, schedule.num_steps, config.gated)
             scores.ring.producer_acquire(slot)
             decay = gl.exp2(b)
@@ -192,11 +211,12 @@ def score_partition(program, scale, prefix):
             scores.root.index(slot.slot).store(s)
             barrier()
             inputs.ring.consumer_wait(stage)
-            qk = products(inputs.query, stage.slot, inputs.key, stage.slot)
-            i = gl.arange(0, 64, layout=ACC_ROW)[:, None]
-            j = gl.arange(0, 64, layout=ACC_COLUMN)[None, :]
-            p = gl.where(i >= j, decayed(qk * scale, prefix, scores.root.index(slot.slot)), 0.0)
-            scores.p.index(slot.slot).store(nearest(p, dtype))
+            if config.reads_queries:
+                qk = products(inputs.query, stage.slot, inputs.key, stage.slot)
+                i = gl.arange(0, 64, layout=ACC_ROW)[:, None]
+                j = gl.arange(0, 64, layout=ACC_COLUMN)[None, :]
+                p = gl.where(i >= j, decayed(qk * scale, prefix, scores.root.index(slot.slot)), 0.0)
+                scores.p.index(slot.slot).store(nearest(p, dtype))
             if not config.reverse:
                 write_decay = scores.write_decay.index(slot.slot).load(ACC_ROW)[:, None]
                 for j in gl.static_range(2):
@@ -214,6 +234,14 @@ def score_partition(program, scale, prefix):
 
 
 @gluon.jit
+def state_block(ptr, row, column, ROWS: gl.constexpr, COLUMNS: gl.constexpr):
+    """Return pointers to a block of a transposed state (COLUMNS, ROWS) in memory, and which of its elements exist."""
+    at, rows = state_pointers(ptr, row, column, 1, ROWS, ACC)
+    columns = column + gl.arange(0, 64, layout=ACC_COLUMN)[None, :]
+    return at, (rows < ROWS) & (columns < COLUMNS)
+
+
+@gluon.jit
 def load_state(program, work, HALF: gl.constexpr):
     """Return the rows of the transposed state that a state partition carries, as two accumulators [64, 64]."""
     config: gl.constexpr = program.config
@@ -222,10 +250,13 @@ def load_state(program, work, HALF: gl.constexpr):
     state = ()
     for j in gl.static_range(2):
         if config.loads:
-            ptr = program.states.initial + work.row.to(gl.int64) * (D_QK * D_HV)
-            at, rows = state_pointers(ptr, work.column + 64 * HALF, 64 * j, 1, D_HV, ACC)
-            columns = 64 * j + gl.arange(0, 64, layout=ACC_COLUMN)[None, :]
-            state += (gl.load(at, mask=(rows < D_HV) & (columns < D_QK), other=0.0),)
+            ptr = program.states.initial + get_state_index(program.schedule, work) * (D_QK * D_HV)
+            at, exist = state_block(ptr, 128 * work.piece + 64 * HALF, 64 * j, D_HV, D_QK)
+            state += (gl.load(at, mask=exist, other=0.0),)
+        elif config.pieces > config.value_pieces and j == HALF:
+            rows = gl.arange(0, 64, layout=ACC_ROW)[:, None]
+            columns = gl.arange(0, 64, layout=ACC_COLUMN)[None, :]
+            state += (gl.where((rows == columns) & (work.piece == config.value_pieces), 1.0, 0.0),)
         else:
             state += (gl.zeros([64, 64], gl.float32, layout=ACC),)
     return state
@@ -237,12 +268,41 @@ def store_state(program, work, state, HALF: gl.constexpr):
     config: gl.constexpr = program.config
     D_QK: gl.constexpr = config.d_qk
     D_HV: gl.constexpr = config.d_hv
-    if config.stores:
-        ptr = program.states.final + work.row.to(gl.int64) * (D_QK * D_HV)
+    schedule, states = program.schedule, program.states
+    row = 128 * work.piece + 64 * HALF
+    if config.states_only:
+        index = get_state_index(schedule, work)
         for j in gl.static_range(2):
-            at, rows = state_pointers(ptr, work.column + 64 * HALF, 64 * j, 1, D_HV, ACC)
-            columns = 64 * j + gl.arange(0, 64, layout=ACC_COLUMN)[None, :]
-            gl.store(at, state[j], mask=(rows < D_HV) & (columns < D_QK))
+            at, exist = state_block(states.final + index * (D_QK * D_HV), row, 64 * j, D_HV, D_QK)
+            gl.store(at, state[j], mask=exist)
+            if config.pieces > config.value_pieces:
+                of_piece = row - 128 * config.value_pieces
+                at, exist = state_block(states.transitions + index * (D_QK * D_QK), of_piece, 64 * j, D_QK, D_QK)
+                gl.store(at, state[j], mask=exist & (of_piece >= 0))
+    elif config.stores:
+        last = 0 if config.reverse else schedule.num_segments - 1
+        for j in gl.static_range(2):
+            ptr = states.final + work.row.to(gl.int64) * (D_QK * D_HV)
+            at, exist = state_block(ptr, row, 64 * j, D_HV, D_QK)
+            gl.store(at, state[j], mask=exist & (work.segment == last))
+
+
+@gluon.jit
+def state_operands(state, dtype: gl.constexpr):
+    """Return the two halves of 64 rows of a transposed state as left operands [64, 64]."""
+    left = gl.convert_layout(nearest(state[0], dtype), ACC_OPERAND)
+    return left, gl.convert_layout(nearest(state[1], dtype), ACC_OPERAND)
+
+
+@gluon.jit
+def start_reading(operands, x_blocks, x_tile):
+    """Start S^T x^T of `state_operands`, which must be kept until it is complete, and a tile x of 128 columns."""
+    out = gl.zeros([64, 64], gl.float32, layout=ACC)
+    for j in gl.static_range(2):
+        # [64, 64] @ [64, 64] -> [64, 64]
+        xT = block(x_blocks, 2 * x_tile + j).permute((1, 0))
+        out = warpgroup_mma(operands[j], xT, out, use_acc=j > 0, is_async=True)
+    return out
 
 
 @gluon.jit
@@ -281,13 +341,13 @@ def release_tile(program, stage, slot):
 
 
 def enqueue_walk(
-    kernel: Any, descs: tuple[Any, ...], gates: DeltaGates, states: States, scale: float, plan: DeltaPlan,
+    kernel: Any, descs: tuple[Any, ...], gates: DeltaGates, states: DeltaStates, scale: float, walk: DeltaWalk,
     config: DeltaWalkConfig,
 ) -> None:  # fmt: skip
     """Launch the walk for o or for dv."""
     unused: Tensor = gates.beta
     given = states._make([unused if x is None else x for x in states])
     enqueue(
-        kernel, plan.programs, *descs, gates, given, scale, DeltaCounts.of(plan.items, plan),
+        kernel, walk.programs, *descs, gates, given, scale, DeltaCounts.of(walk),
         config=config, num_warps=4, maxnreg=128, **ASSEMBLY,
     )  # fmt: skip

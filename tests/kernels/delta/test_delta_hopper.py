@@ -16,6 +16,8 @@ from gluon_on_cpu import DELTA, Deadlock, Machine, launch_delta_on
 
 from tflabench import ops
 from tflabench.kernels.common import device
+from tflabench.kernels.common.sizes import USUAL, Sizes
+from tflabench.kernels.delta import hopper_plan as plans
 from tflabench.kernels.delta.gating import GATED_DELTA_NET
 from tflabench.kernels.delta.hopper import chunkwise, forward
 from tflabench.kernels.delta.hopper.chunkwise import refuses
@@ -23,13 +25,15 @@ from tflabench.kernels.delta.hopper.chunkwise import refuses
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the rest is computed in Triton's interpreter")
 
 B16 = torch.bfloat16
-SMALL = Case(200, 16, 16, states=True, heads=2, sharing=2, dtype=B16)  # 4 heads, by 3 programs
+SMALL = Case(200, 16, 16, L=1024, states=True, heads=2, sharing=2, dtype=B16)  # 4 heads, by 3 programs
 CASES = [
     Case(3, 48, 80, dtype=B16, heads=2, states=True),
     Case(64, 128, 128, "none", "alike", 1.0, dtype=B16, layout="bthd"),
-    Case(130, 96, 192, "resets", "repeated", 1.0, dtype=B16, states=True),
-    Case(100, 128, 256, "strong", beta=2.0, dtype=B16, states=True),
-    Case(150, 64, 64, "open", "alike", 2.0, dtype=B16, heads=2),
+    Case(200, 64, 192, "resets", beta=2.0, sharing=2, dtype=B16, states=True),  # in segments of one tile
+    Case(200, 16, 16, "none", "alike", 1.0, L=128, dtype=B16),
+    Case(130, 96, 192, "resets", "repeated", 1.0, L=1024, dtype=B16, states=True),
+    Case(100, 128, 256, "strong", beta=2.0, L=1024, dtype=B16, states=True),
+    Case(150, 64, 64, "open", "alike", 2.0, L=1024, dtype=B16, heads=2),
 ]
 
 
@@ -54,9 +58,8 @@ def test_right_in_any_order(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
         ("walk", "ring.producer_acquire(stage)", "pass"),  # a stage is overwritten
         ("forward", "scores.ring.consumer_wait(slot)", "pass"),
         ("forward", "tma.store_wait(pendings=1)  # Z has been read", "pass"),
-        ("backward_dv", "tma.store_wait(pendings=1)\n    barrier()  # D", "barrier()  # D"),
+        ("backward_dv", "tma.store_wait(pendings=1)\n        barrier()  # D", "barrier()  # D"),
         ("backward_dv", "tma.store_wait(pendings=2)", "pass"),  # dv is overwritten
-        ("backward_dqk", "inputs.states.consumer_wait(D_place)", "pass"),
         ("backward_dqk", "inputs.keys.consumer_wait(key)", "pass"),
         ("backward_dqk", "scores.ring.producer_acquire(slot)", "pass"),
         ("backward_dqk", "    tma.store_wait(pendings=0)\n    barrier()", "    barrier()"),  # dq, dk not yet written
@@ -91,9 +94,9 @@ def test_without_gradients_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> N
     wanted = ops.gated_delta_net(**{name: x.requires_grad_() for name, x in inputs.items()}, implementation="hopper")
     kept: list[Any] = []
 
-    def launch(inputs: Any, o: Any, z: Any, **options: Any) -> None:
+    def launch(walk: Any, inputs: Any, o: Any, z: Any, **options: Any) -> None:
         kept.append(z)
-        forward.launch_outputs(inputs, o, z, **options)
+        forward.launch_outputs(walk, inputs, o, z, **options)
 
     monkeypatch.setattr(chunkwise, "launch_outputs", launch)
     with torch.no_grad():
@@ -116,3 +119,13 @@ def test_what_is_not_taken_is_said_in_a_line(d_qk: int, d_hv: int, dtype: Any, w
     assert refuses(on_gpu, v, gate=GATED_DELTA_NET, chunk_size=64) == words
     on_cpu = on_gpu.__class__(**{**vars(on_gpu), "device": torch.device("cpu")})
     assert refuses(on_cpu, v, gate=GATED_DELTA_NET, chunk_size=64) == "needs a GPU of compute capability 9.0, not cpu"
+
+
+@pytest.mark.parametrize(
+    ("heads", "T", "d_hv", "segments"),
+    [(256, 4096, 128, 1), (16, 65536, 128, 8), (64, 65536, 128, 1), (16, 1024, 128, 1), (1, 65536, 64, 16)],
+)  # fmt: skip
+def test_sequences_are_cut_where_heads_leave_the_chip_idle(heads: int, T: int, d_hv: int, segments: int) -> None:
+    """Of 132 multiprocessors; a segment has 16 tiles at least."""
+    chunk_size = plans.default_chunk_size(Sizes(1, heads, 1, T, 128, d_hv), USUAL)
+    assert -(-T // chunk_size) == segments
