@@ -20,12 +20,14 @@ def command(folder: str, path: list[str], *words: str) -> Ended:
     from commands import run
 
     from tflabench.implementations import registry
+    from tflabench.implementations.packages import package_version
 
     os.chdir(folder)
     for plugged in (registry._plugged, registry._by_plugin):
         plugged.clear()
     before = list(sys.path)
     sys.path[:0] = path
+    package_version.cache_clear()
     try:
         done = run(*words, COLUMNS="200")
     finally:
