@@ -19,6 +19,7 @@ from tflabench.kernels.api import Options, compute
 from tflabench.kernels.checks import check_sequence, check_tensor, heads_of
 from tflabench.kernels.delta.operations import delta_net, gated_delta_net
 from tflabench.kernels.gla.gating import GLA
+from tflabench.kernels.kda.operations import kda
 from tflabench.kernels.scalar.operations import lightning_slopes, retnet_log_decays
 from tflabench.kernels.state import State
 from tflabench.kernels.types import RETENTION, SIMPLE_GLA, Gating
@@ -222,6 +223,7 @@ def fused_recurrent_gla(
 
 
 def _delta_rule(
+    rule: Any,
     inputs: tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor],
     states: tuple[Tensor | None, bool, bool],
     *,
@@ -233,6 +235,7 @@ def _delta_rule(
     """Return o and the last state, or None, of a delta rule.
 
     Args:
+        rule: the operation.
         inputs: q, k, v, g or None, and beta.
         states: as in `_computed`.
         normalize: q and k are divided by their norms.
@@ -253,7 +256,6 @@ def _delta_rule(
         "beta_max": 1 if sigmoid and not negative else 2,
         "return_last_state": True,
     }
-    rule: Any = delta_net if g is None else gated_delta_net
     gates = (beta,) if g is None else (g, beta)
     o, last = cast("tuple[Tensor, State]", rule(q, k, v, *gates, **options))
     return o, (last.C.mT if v_first else last.C) if with_last else None
@@ -293,6 +295,7 @@ def chunk_delta_rule(
         o (B, T, H_v, d_hv) and the final state, float32, or None.
     """
     return _delta_rule(
+        delta_net,
         (q, k, v, None, beta),
         (initial_state, output_final_state, False),
         normalize=use_qk_l2norm_in_kernel,
@@ -362,6 +365,7 @@ def chunk_gated_delta_rule(  # noqa: PLR0913  fla's arguments
     if cp_context is not None:
         raise ValueError("cp_context is given: it must be None, these kernels have a whole sequence")
     return _delta_rule(
+        gated_delta_net,
         (q, k, v, _log_decay(g, A_log, dt_bias) if use_gate_in_kernel else g, beta),
         (initial_state, output_final_state, state_v_first),
         normalize=use_qk_l2norm_in_kernel,
@@ -413,3 +417,118 @@ def fused_recurrent_gated_delta_rule(  # noqa: PLR0913  fla's arguments
         A_log=A_log,
         dt_bias=dt_bias,
     )
+
+
+def _channel_log_decay(
+    g: Tensor, A_log: Tensor | None, dt_bias: Tensor | None, lower_bound: float | None, *, safe: bool = False
+) -> Tensor:
+    """Return -exp(A_log) softplus(g + dt_bias), or lower_bound sigmoid(exp(A_log) (g + dt_bias)), float32.
+
+    Args:
+        g: (B, T, H, d_qk); A_log: (H,), with a lower bound None for 0; dt_bias: H d_qk numbers, None for 0.
+        safe: a lower bound must be given.
+    """
+    if lower_bound is None and (safe or A_log is None):
+        name, wanted = ("lower_bound", "a number") if safe else ("A_log", "a tensor")
+        raise ValueError(f"{name} is None: it must be {wanted} with use_gate_in_kernel{' and safe_gate' * safe}")
+    if lower_bound is not None and not lower_bound < 0:
+        raise ValueError(f"lower_bound is {lower_bound}: it must be below 0")
+    g = g.float() if dt_bias is None else g.float() + dt_bias.float().reshape(g.shape[-2:])
+    rate: Any = 1.0 if A_log is None else A_log.float().reshape(-1, 1).exp()
+    return -rate * softplus(g) if lower_bound is None else lower_bound * torch.sigmoid(rate * g)
+
+
+def chunk_kda(  # noqa: PLR0913  fla's arguments
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    use_gate_in_kernel: bool = False,
+    use_beta_sigmoid_in_kernel: bool = False,
+    allow_neg_eigval: bool = False,
+    safe_gate: bool = False,
+    lower_bound: float | None = None,
+    disable_recompute: bool = False,
+    return_intermediate_states: bool = False,
+    state_v_first: bool = False,
+    cu_seqlens: Tensor | None = None,
+    cu_seqlens_cpu: Tensor | None = None,
+    cp_context: None = None,
+    use_graph: bool = False,
+    max_num_seqs: int | None = None,
+    *,
+    A_log: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    chunk_size: int | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """Compute Kimi Delta Attention: `chunk_gated_delta_rule` with d_t a diagonal matrix.
+
+    Args:
+        q, k, v, beta, use_qk_l2norm_in_kernel, use_beta_sigmoid_in_kernel, allow_neg_eigval: as there.
+        g: log decays (B, T, H_v, d_qk); with `use_gate_in_kernel` -exp(A_log) softplus(g + dt_bias) are, or with a
+            `lower_bound` lower_bound sigmoid(exp(A_log) (g + dt_bias)).
+        A_log, dt_bias: (H_v,), may be None with a lower bound; H_v d_qk numbers.
+        safe_gate: there must be a lower bound. The result is the same.
+        scale, initial_state, output_final_state, state_v_first, cu_seqlens, chunk_size: as in `chunk_simple_gla`.
+        disable_recompute, max_num_seqs: of no effect.
+        return_intermediate_states, use_graph, cp_context: False or None: such calls are refused.
+
+    Returns:
+        o (B, T, H_v, d_hv) and the final state, float32, or None.
+    """
+    del disable_recompute, max_num_seqs
+    refused = {
+        "return_intermediate_states": return_intermediate_states, "use_graph": use_graph, "cp_context": cp_context
+    }  # fmt: skip
+    for name, value in refused.items():
+        if value:
+            raise ValueError(f"{name} is given: it must be {'None' if name == 'cp_context' else False}")
+    if use_gate_in_kernel:
+        g = _channel_log_decay(g, A_log, dt_bias, lower_bound, safe=safe_gate)
+    return _delta_rule(
+        kda,
+        (q, k, v, g, beta),
+        (initial_state, output_final_state, state_v_first),
+        normalize=use_qk_l2norm_in_kernel,
+        sigmoid=use_beta_sigmoid_in_kernel,
+        negative=allow_neg_eigval,
+        scale=scale,
+        cu_seqlens=_offsets(cu_seqlens, cu_seqlens_cpu),
+        chunk_size="auto" if chunk_size is None else chunk_size,
+    )
+
+
+def fused_recurrent_kda(  # noqa: PLR0913  fla's arguments
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    A_log: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    use_gate_in_kernel: bool = False,
+    use_beta_sigmoid_in_kernel: bool = False,
+    allow_neg_eigval: bool = False,
+    lower_bound: float | None = None,
+    state_v_first: bool = False,
+    cu_seqlens: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """Compute `chunk_kda`."""
+    return chunk_kda(
+        q, k, v, g, beta, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel, use_gate_in_kernel,
+        use_beta_sigmoid_in_kernel, allow_neg_eigval,
+        lower_bound=lower_bound,
+        state_v_first=state_v_first,
+        cu_seqlens=cu_seqlens,
+        A_log=A_log,
+        dt_bias=dt_bias,
+    )  # fmt: skip

@@ -22,7 +22,7 @@ from repository import ROOT, SUPPORT
 from torch import Tensor
 from xlstm_models import build, hugging_face, off, tokens, with_gates
 
-from tflabench.integrations import IntegrationError, core, fla, install, mamba_ssm
+from tflabench.integrations import IntegrationError, core, fla, install, mamba_ssm, transformers
 
 XLSTM = ROOT / os.environ.get("TFLABENCH_XLSTM", ".xlstm-2.0.6")
 WHY = f"no packages xlstm and mlstm_kernels in {XLSTM}: `make test` puts them there"
@@ -118,24 +118,27 @@ def test_a_model_computes_the_same_before_inside_and_after(hf):
 
 
 @pytest.mark.parametrize(
-    ("model", "name", "value_heads"), [("qwen3_next", "Qwen3Next", 2), ("olmo_hybrid", "OlmoHybrid", 1)]
+    ("model", "name", "value_heads"),
+    [("qwen3_next", "Qwen3Next", 2), ("olmo_hybrid", "OlmoHybrid", 1), ("kimi_linear", "KimiLinear", 1)],
 )
 def test_models_with_the_delta_rule_compute_the_same(model, name, value_heads, monkeypatch):
-    """Qwen3-Next, whose heads of q and k serve two of v, and Olmo Hybrid, whose step sizes are up to 2."""
+    """Qwen3-Next, whose heads of q and k serve two of v, Olmo Hybrid, whose step sizes are up to 2, and Kimi Linear."""
     modeling: Any = library(f"transformers.models.{model}.modeling_{model}")
     sizes = {
         "vocab_size": 97, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
-        "num_key_value_heads": 1, "head_dim": 32, "linear_num_key_heads": 2, "linear_num_value_heads": 2 * value_heads,
+        "num_key_value_heads": 2, "head_dim": 32, "linear_num_key_heads": 2, "linear_num_value_heads": 2 * value_heads,
         "linear_key_head_dim": 16, "linear_value_head_dim": 32, "num_experts": 2, "num_experts_per_tok": 1,
         "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32, "pad_token_id": 0, "eos_token_id": 1,
-        "bos_token_id": 2, "layer_types": ["linear_attention", "full_attention"],
+        "bos_token_id": 2, "layer_types": ["linear_attention", "full_attention"], "linear_num_heads": 2,
+        "linear_head_dim": 16, "num_local_experts": 2, "n_group": 1, "kv_lora_rank": 16, "qk_rope_head_dim": 16,
+        "qk_nope_head_dim": 16, "v_head_dim": 16, "mlp_layer_types": ["dense", "dense"],
     }  # fmt: skip
     network = getattr(modeling, f"{name}ForCausalLM")(getattr(modeling, f"{name}Config")(**sizes))
     for key, x in network.named_parameters():
         if key.endswith("A_log"):  # states that last, so that gates have gradients
             torch.nn.init.constant_(x, -3)
     with monkeypatch.context() as plain:  # fla's kernels, which stand there where fla is installed, need a GPU
-        for name in ("torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule"):
+        for name in transformers.DELTA_MODELS[model][0][1:]:
             plain.setattr(modeling, name, getattr(modeling, name).__wrapped__)
         wanted = everything(network)
     with install("transformers") as handle:
@@ -505,20 +508,25 @@ def test_functions_of_fla_are_ours_wherever_they_were_imported():
             wanted, last = naive_delta(q, unit, v, beta, g, initial_state=start.float(), output_final_state=True)
             torch.testing.assert_close(o, wanted, atol=SAME, rtol=1e-4)
             torch.testing.assert_close(state, last, atol=SAME, rtol=1e-4)
-            assert handle.calls == 7
+            naive_kda, kimi = library("fla.ops.kda.naive").naive_recurrent_kda, library("fla.layers.kda").chunk_kda
+            o, state = kimi(q, unit, v, g=decays, beta=beta, initial_state=start, output_final_state=True)
+            wanted, last = naive_kda(q, unit, v, decays, beta, initial_state=start.float(), output_final_state=True)
+            torch.testing.assert_close(o, wanted, atol=SAME, rtol=1e-4)
+            torch.testing.assert_close(state, last, atol=SAME, rtol=1e-4)
+            assert handle.calls == 8
             with pytest.raises(Exception, match=r"."):  # its own, which needs a GPU
                 fla.chunk_simple_gla(q, k, v, g=g, g_gamma=-torch.rand(2))
-            assert handle.calls == 7
+            assert handle.calls == 8
             assert handle.left["chunk_simple_gla, in some calls"] == "it has both g and g_gamma"
             with pytest.raises(Exception, match=r"."):
                 fla.chunk_gla(q[..., :12], k[..., :12], v, g=decays[..., :12])
-            assert handle.calls == 7
+            assert handle.calls == 8
             assert "multiple of 16" in handle.left["chunk_gla, in some calls"]
             kept = fla.chunk_simple_gla
         assert fla.chunk_simple_gla is layer.chunk_simple_gla is user.chunk_simple_gla is original
     with pytest.raises(Exception, match=r"."):  # who kept it has fla's again
         kept(q, k, v, g)
-    assert handle.calls == 7
+    assert handle.calls == 8
     assert "fused_recurrent_simple_gla" in handle.left
 
 

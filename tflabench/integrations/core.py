@@ -114,7 +114,7 @@ def install(library: str, force: bool = False) -> Installed:
     """Let a library compute with our kernels wherever they do what its own do.
 
     Args:
-        library: "transformers" (Hugging Face's xLSTM, and models with the gated delta rule), "xlstm", "mlstm_kernels",
+        library: "transformers" (Hugging Face's xLSTM, and models with the delta rule), "xlstm", "mlstm_kernels",
             "fla" or "mamba_ssm".
         force: try it with versions of the library that nobody has tried.
 

@@ -19,11 +19,12 @@ REPLACED = {
     "chunk_lightning_attn": ours.chunk_lightning_attn,
     "chunk_delta_rule": ours.chunk_delta_rule,
     "chunk_gated_delta_rule": ours.chunk_gated_delta_rule,
+    "chunk_kda": ours.chunk_kda,
     "fused_chunk_simple_gla": ours.chunk_simple_gla,
     "fused_chunk_retention": ours.chunk_retention,
 }
 # Modules that have these functions.
-LAYERS = ("gla", "simple_gla", "multiscale_retention", "yoco", "delta_net", "gated_deltanet")
+LAYERS = ("gla", "simple_gla", "multiscale_retention", "yoco", "delta_net", "gated_deltanet", "kda")
 STEPS = "its kernel for single tokens and short sequences; it continues from the states that ours return"
 ATTENTION = "it returns attention scores, which ours never have"
 LEFT = {
@@ -34,6 +35,7 @@ LEFT = {
     "fused_recurrent_lightning_attn": STEPS,
     "fused_recurrent_delta_rule": STEPS,
     "fused_recurrent_gated_delta_rule": STEPS,
+    "fused_recurrent_kda": STEPS,
     "parallel_simple_gla": ATTENTION,
     "parallel_retention": ATTENTION,
 }
@@ -57,6 +59,8 @@ def refuses(given: dict[str, Any]) -> str | None:
         return "it has both g and g_gamma"
     if given.get("cp_context") is not None:
         return "it has a part of a sequence"
+    if given.get("return_intermediate_states") or given.get("use_graph"):
+        return "it asks for states in between, or for a graph of sequences whose bounds change"
     return refuses_sizes(given["q"], given["v"])
 
 

@@ -1,4 +1,4 @@
-"""Hugging Face's xLSTM, with the package xlstm and without it, and its models with the gated delta rule.
+"""Hugging Face's xLSTM, with the package xlstm and without it, and its models with a delta rule.
 
 Without xlstm, transformers has an xLSTMBackend of its own in plain PyTorch, whose instances keep two functions: one for
 training and one for inference. With it, the model is made of blocks of xlstm, whose backend is that of mlstm_kernels.
@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from tflabench.ops import State, gated_delta_net
+from tflabench.ops import State, gated_delta_net, kda
 
 from . import mlstm, mlstm_kernels, xlstm
 from .core import Installed, Replacement, check_versions, kept_by_instances, stand_in
@@ -24,13 +24,16 @@ from .fla import refuses_sizes
 
 VERSIONS = {"transformers": ("5.17", "5.18", "5.19", "5.20", "5.21", "5.22", "5.23", "5.24")}
 MODULE = "transformers.models.xlstm.modeling_xlstm"
-DELTA_MODELS: dict[str, Literal[1, 2]] = {
-    "qwen3_next": 1,
-    "qwen3_5": 1,
-    "qwen3_5_moe": 1,
-    "olmo_hybrid": 2,
-}  # and the largest step size
-DELTA_RULES = ("torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule")
+GATED = gated_delta_net, "torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule"
+KIMI = kda, "chunk_kimi_delta_attention", "recurrent_kimi_delta_attention"
+# The operation and the functions of a model that are it, and the largest step size.
+DELTA_MODELS: dict[str, tuple[tuple[Any, str, str], Literal[1, 2]]] = {
+    "qwen3_next": (GATED, 1),
+    "qwen3_5": (GATED, 1),
+    "qwen3_5_moe": (GATED, 1),
+    "olmo_hybrid": (GATED, 2),
+    "kimi_linear": (KIMI, 1),
+}
 
 
 def plan(handle: Installed, force: bool) -> list[Replacement]:
@@ -52,18 +55,18 @@ def _xlstm_plan(handle: Installed, force: bool) -> list[Replacement]:
 
 def _delta_plan(handle: Installed) -> list[Replacement]:
     replacements: list[Replacement] = []
-    for model, beta_max in DELTA_MODELS.items():
+    for model, ((rule, *names), beta_max) in DELTA_MODELS.items():
         try:
             modeling = importlib.import_module(f"transformers.models.{model}.modeling_{model}")
         except ModuleNotFoundError:
             handle.leave(model, "this transformers does not have it")
             continue
-        for name in DELTA_RULES:
+        for name in names:
             function: Any = getattr(modeling, name, None)
             if not hasattr(function, "__wrapped__"):  # its layers keep what they call
                 handle.leave(f"{model}.{name}", "needs transformers 5.24 or newer")
                 continue
-            ours = functools.partial(_gated_delta_rule, beta_max)
+            ours = functools.partial(_delta_rule, functools.partial(rule, beta_max=beta_max))
             replacements.append(
                 Replacement(f"{model}.{name}", modeling, name, stand_in(handle, function, ours, _refuses))
             )
@@ -74,8 +77,8 @@ def _refuses(given: dict[str, Any]) -> str | None:
     return refuses_sizes(given["query"], given["value"])
 
 
-def _gated_delta_rule(
-    beta_max: Literal[1, 2],
+def _delta_rule(
+    rule: Any,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -87,21 +90,21 @@ def _gated_delta_rule(
     cu_seqlens: Tensor | None = None,
     **of_attention: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Compute what `torch_chunk_gated_delta_rule` and `torch_recurrent_gated_delta_rule` do.
+    """Compute what the functions of a model do, of a sequence and of a step.
 
     Args:
-        query, key: (B, T, H, d_qk); value: (B, T, H_v, d_hv); g, beta: (B, T, H_v).
+        rule: the operation, with its largest step size.
+        query, key: (B, T, H, d_qk); value: (B, T, H_v, d_hv); beta: (B, T, H_v); g: like beta, or a decay a channel.
         of_attention: what the model hands to layers of attention, and a chunk size; not read.
     """
     del of_attention
-    o, last = gated_delta_net(
+    o, last = rule(
         query, key, value, g, beta,
         layout="bthd",
         l2_normalize=use_qk_l2norm_in_kernel,
         initial_state=None if initial_state is None else State(initial_state),
         return_last_state=True,
         cu_seqlens=cu_seqlens,
-        beta_max=beta_max,
     )  # fmt: skip
     return o, last.C if output_final_state else None
 

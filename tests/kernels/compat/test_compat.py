@@ -100,7 +100,7 @@ def gated_delta_rule(q, k, v, g, beta, start=None, scale=None) -> tuple[Tensor, 
     q, k = (x.repeat_interleave(v.shape[2] // x.shape[2], 2) for x in (q, k))
     o = []
     for t in range(q.shape[1]):
-        S = g[:, t, :, None, None].exp() * S
+        S = g[:, t].reshape(*beta[:, t].shape, -1, 1).exp() * S
         error = beta[:, t, :, None] * (v[:, t] - torch.einsum("bhk,bhkv->bhv", k[:, t], S))
         S = S + k[:, t, :, :, None] * error[:, :, None]
         o.append(torch.einsum("bhk,bhkv->bhv", q[:, t] * (scale or q.shape[3] ** -0.5), S))
@@ -128,6 +128,36 @@ def test_delta_rules_with_all_that_fla_makes_of_their_inputs(name):
     wanted = gated_delta_rule(q / q.norm(dim=-1, keepdim=True), k, v, decay, 2 * beta.sigmoid(), start, 0.3)
     assert_same((o, last.mT), wanted, 1e-4)
     assert plain(q, k, v, beta.sigmoid())[1] is None
+
+
+@pytest.mark.parametrize("bounded", [False, True])
+def test_kimi_delta_attention_with_all_that_fla_makes_of_its_inputs(bounded):
+    """The result, and gradients of what the decays are made of."""
+    q, k, v, _ = inputs()
+    q, k = q[:, :, :2], torch.nn.functional.normalize(k[:, :, :2], dim=-1, eps=1e-12)
+    beta = torch.randn(BATCH, T, HEADS).double()
+    leaves = [
+        x.requires_grad_() for x in (torch.randn(*v.shape[:3], D_QK), torch.randn(HEADS), torch.randn(HEADS * D_QK))
+    ]
+    g, A_log, dt_bias = leaves
+    before = g + dt_bias.view(HEADS, D_QK)
+    decay = -A_log.exp()[:, None] * softplus(before)
+    if bounded:
+        decay = -5 * torch.sigmoid(A_log.exp()[:, None] * before)
+    o, last = fla.chunk_kda(
+        q, 3 * k, v, g, beta, 0.3, output_final_state=True, use_qk_l2norm_in_kernel=True, use_gate_in_kernel=True,
+        use_beta_sigmoid_in_kernel=True, allow_neg_eigval=True, safe_gate=bounded,
+        lower_bound=-5.0 if bounded else None, state_v_first=True, A_log=A_log, dt_bias=dt_bias,
+    )  # fmt: skip
+    wanted = gated_delta_rule(q / q.norm(dim=-1, keepdim=True), k, v, decay, 2 * beta.sigmoid(), None, 0.3)
+    assert last is not None
+    assert_same((o, last.mT), wanted, 1e-4)
+    found, expected = (torch.autograd.grad(x.sin().sum(), leaves, retain_graph=True) for x in (o, wanted[0]))
+    assert_same(found, expected, 1e-4)
+    start = torch.randn(BATCH, HEADS, D_QK, D_HV).double()
+    step: Any = [x.detach() for x in (q, k, v, decay, beta.sigmoid())]
+    found = fla.fused_recurrent_kda(*step, initial_state=start, output_final_state=True)
+    assert_same(found, gated_delta_rule(*step, start), 1e-6)
 
 
 def mamba2(x, dt, A, B, C, D=None, z=None, start=None) -> tuple[Tensor, Tensor]:
@@ -256,6 +286,8 @@ def test_varlen_states_need_bounds():
         (fla.chunk_gated_delta_rule, "fla.ops.gated_delta_rule.chunk"),
         (fla.fused_recurrent_delta_rule, "fla.ops.delta_rule.fused_recurrent"),
         (fla.fused_recurrent_gated_delta_rule, "fla.ops.gated_delta_rule.fused_recurrent"),
+        (fla.chunk_kda, "fla.ops.kda.chunk"),
+        (fla.fused_recurrent_kda, "fla.ops.kda.fused_recurrent"),
         (mamba.mamba_chunk_scan_combined, "mamba_ssm.ops.triton.ssd_combined"),
     ],
     ids=[
@@ -266,6 +298,8 @@ def test_varlen_states_need_bounds():
         "gated_delta",
         "step_delta",
         "step_gated_delta",
+        "kda",
+        "step_kda",
         "mamba2",
     ],
 )
