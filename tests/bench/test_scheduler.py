@@ -454,6 +454,7 @@ def test_who_is_wrong_is_timed_all_the_same(tmp_path):
         ({"batch": 2, "seq_len": 1024}, False),  # as many tokens
         ({"batch": 8}, False),
         ({"heads": 4}, False),
+        ({"heads": 32, "heads_qk": 16}, False),
         ({"seq_len": 256, "batch": 8}, True),
         ({"batch": 2}, True),
         ({"batch": 1, "seq_len": 1024}, True),

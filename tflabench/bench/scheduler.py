@@ -355,6 +355,7 @@ def asks_no_less(point: Point, of: Point) -> bool:
     Other head dimensions, dtypes and chunk sizes are other kernels, and shorter sequences may be faster.
     """
     this, that = point.problem, of.problem
-    alike = this.with_(batch=that.batch, heads=that.heads, seq_len=that.seq_len, seed=that.seed) == that
+    heads = {"heads": that.heads, "heads_qk": that.heads_qk}
+    alike = this.with_(batch=that.batch, seq_len=that.seq_len, seed=that.seed, **heads) == that
     no_smaller = this.seq_len >= that.seq_len and this.tokens * this.heads >= that.tokens * that.heads
     return point.implementation == of.implementation and alike and no_smaller

@@ -54,7 +54,8 @@ class _Job:
     def shares_kernels(self, other: _Job) -> bool:
         """Return whether another job compiles much of what this one does: the later one then finds it in the cache."""
         mine, its = self.point.problem, other.point.problem
-        alike = mine.with_(batch=its.batch, heads=its.heads, seq_len=its.seq_len, pass_=its.pass_, seed=its.seed)
+        heads = {"heads": its.heads, "heads_qk": its.heads_qk}
+        alike = mine.with_(batch=its.batch, seq_len=its.seq_len, pass_=its.pass_, seed=its.seed, **heads)
         return self.point.implementation == other.point.implementation and alike == its
 
 
