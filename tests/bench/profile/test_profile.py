@@ -7,6 +7,7 @@ import sys
 from dataclasses import replace
 
 import pytest
+from forked_workers import fork_workers
 from repository import ROOT
 from typer.testing import CliRunner
 
@@ -171,7 +172,8 @@ def invoke(*words: str):
     return CliRunner().invoke(app, ["profile", *words])
 
 
-def test_the_cpu_is_profiled_by_operator(tmp_path):
+def test_the_cpu_is_profiled_by_operator(tmp_path, monkeypatch):
+    fork_workers(monkeypatch)
     done = invoke(*SMALL, "--pass", "fwbw", "--json", "--out", str(tmp_path / "profile.svg"))
     assert done.exit_code == 0, done.output
     result = json.loads(done.stdout)
