@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from tflabench.bench.measure import Clocks
 
 EAGER_S = 0.2
-GRAPH_S = 0.5  # the energy counter of a GPU moves every tenth of a second or so
-READS = 5  # of the clock meanwhile
+GRAPH_S = 0.6  # the energy counter of a GPU moves every tenth of a second or so
+EVERY_S = 5e-3  # between looks at the counter and the clock meanwhile
 OVER_L2 = 4  # times the L2 are the inputs of a graph's calls, so that none finds its own there
 MOST_CALLS = 256  # of a graph
 
@@ -68,22 +68,35 @@ def back_to_back(
     now: Callable[[], float] = perf_counter,
     sleep: Callable[[float], object] = time.sleep,
 ) -> dict[str, Any]:
-    """Return ms and joules of a call, and the SM clock, of a graph of `calls` that is replayed for GRAPH_S."""
+    """Return ms and joules of a call, and the SM clock, of a graph of `calls` that is replayed for GRAPH_S.
 
-    def seconds(times: int) -> float:
+    The energy is that between the first and the last step of the counter, over the time between them.
+    """
+
+    def seconds(times: int, watch: Callable[[float], object] = lambda begin: None) -> float:
         wait()
         begin = now()
         for _ in range(times):
             replay()
-        for _ in range(READS if times > 1 else 0):
-            clocks.read()
-            sleep(GRAPH_S / 2 / READS)
+        watch(begin)
         wait()
         return now() - begin
 
+    steps: list[tuple[float, float]] = []  # when the energy counter moved, and to what
+
+    def watched(begin: float) -> None:
+        while now() - begin < GRAPH_S:
+            clocks.read()
+            joules = clocks.joules()
+            if joules is not None and (not steps or joules != steps[-1][1]):
+                steps.append((now(), joules))
+            sleep(EVERY_S)
+
     seconds(1)
-    times = max(2, ceil(1.1 * GRAPH_S / seconds(1)))
-    before = clocks.joules()
-    spent, after = seconds(times), clocks.joules()
-    joules = None if before is None or after is None else (after - before) / times / calls
-    return {"ms_graph": 1e3 * spent / times / calls, "joules": joules, "mhz_graph": clocks.median_mhz}
+    times = ceil(1.1 * GRAPH_S / seconds(1)) + 1
+    call_s = seconds(times, watched) / times / calls
+    columns = {"ms_graph": 1e3 * call_s, "joules": None, "mhz_graph": clocks.median_mhz}
+    if len(steps) > 2:  # the first is where the counter stood, not when it moved
+        (first, low), (last, high) = steps[1], steps[-1]
+        columns["joules"] = (high - low) / (last - first) * call_s
+    return columns
