@@ -89,7 +89,7 @@ class GateNames(TypedDict, total=False):
 
 
 class OperationOptions(Options, GateNames, total=False):
-    """What types know of the keywords of an `Operation`."""
+    """Type the keywords of an `Operation`."""
 
 
 class Operation(Protocol):

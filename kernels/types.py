@@ -22,7 +22,7 @@ SHUT: dict[str, float] = {"exp": -math.inf, "sigmoid": -math.inf, "step": 0.0, "
 
 
 class Gating:
-    """What the operations ask of the gates of a family, which has a frozen dataclass of its own for them.
+    """Describe the gates of a family to the operations; each family has a frozen dataclass for its gates.
 
     Attributes:
         family: the family that computes them, a name in `families.FAMILIES`.
@@ -36,12 +36,12 @@ class Gating:
 
     @property
     def fields(self) -> tuple[Any, ...]:
-        """What the class makes an equal one of, but for its temperature."""
+        """Return the arguments that make an equal object of this class, but for its temperature."""
         return ()
 
     @property
     def forget_of(self) -> ForgetOf | None:
-        """What f has one number of: a "head", f (H,), a "step", (B, H, T), or a "channel" of a step, (B, H, T, d_qk).
+        """Say how many numbers f has: one a "head", (H,), one a "step", (B, H, T), or one a "channel", (B, H, T, d_qk).
 
         H is that of v. None where there is no f.
         """

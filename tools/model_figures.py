@@ -1,4 +1,4 @@
-"""Where the time of measured rows goes, term by term over the chunk size, and what moves the best chunk size."""
+"""Draws the time of measured rows, term by term over the chunk size, and what moves the best chunk size."""
 
 from __future__ import annotations
 

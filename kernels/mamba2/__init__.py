@@ -1,1 +1,1 @@
-"""What Mamba 2 has around its recurrence: a bias of step sizes before it, a skip connection and a gate behind it."""
+"""Mamba 2 around its recurrence: a bias of step sizes before it, a skip connection and a gate behind it."""

@@ -82,7 +82,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Activity:
-    """What a station is at: points that are worked on, and points whose kernels are compiled meanwhile."""
+    """Name the points that a station works on, and those whose kernels it compiles meanwhile."""
 
     working: tuple[Work, ...] = ()
     compiling: tuple[Point, ...] = ()

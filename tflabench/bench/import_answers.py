@@ -1,4 +1,4 @@
-"""What libraries ask of a GPU while they are imported, answered in a process that never touches CUDA.
+"""Answer what libraries ask of a GPU while they are imported, in a process that never touches CUDA.
 
 A child asks the GPU that is here. So what a library keeps of the answers stays true in every process forked later.
 """

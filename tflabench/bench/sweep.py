@@ -36,7 +36,7 @@ WAIT_S = 0.5
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a sweep is. Counts are of points but for comparisons.
+    """Tell how far a sweep is. Counts are of points but for comparisons.
 
     Attributes:
         closed: comparisons that are over.

@@ -49,7 +49,7 @@ class Verifier:
 
 
 class Verified(NamedTuple):
-    """What was checked.
+    """Hold the results of a check.
 
     Attributes:
         results: as `Verifier.verify` gives them.

@@ -292,7 +292,7 @@ class _Draw:
 
     @property
     def of_plain_alone(self) -> _Draw:
-        """The same without the errors of results."""
+        """Return the draw without the errors of results."""
         return replace(self, actual=self.actual[:0], zeros=self.zeros[:0], mean_absolute=0.0)
 
 

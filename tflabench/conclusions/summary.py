@@ -1,4 +1,4 @@
-"""What a sweep says: a line a point while it runs, then its table, its failures and its files. No torch."""
+"""The text of a sweep: a line a point while it runs, then its table, its failures and its files. No torch."""
 
 from __future__ import annotations
 

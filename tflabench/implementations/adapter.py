@@ -109,7 +109,7 @@ class Case:
 
 
 class Plugin(NamedTuple):
-    """Where an implementation from outside comes from: a file or module, and the hash of its sources, where known."""
+    """Name the file or module that an implementation from outside comes from, and the hash of its sources if known."""
 
     name: str
     hash: str | None

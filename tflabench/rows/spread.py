@@ -1,4 +1,4 @@
-"""How well a time is known: within its occasion, from its rounds, and on another one. The one place for it. No torch.
+"""Spread of times: within an occasion, from its rounds, and between occasions. The one place for it. No torch.
 
 The unit is a round: samples of one round share what the GPU and its memory happened to be like. The mean of n rounds is
 known to t s / sqrt(n) with 95%, s being their standard deviation and t the quantile of Student's distribution.

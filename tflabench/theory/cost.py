@@ -115,7 +115,7 @@ def linear_recurrence_flop_terms(
 
 @dataclass(frozen=True)
 class GateCounts:
-    """What counts depend on of the gates of an operation.
+    """Count FLOPs and bytes of the gates of an operation.
 
     Attributes:
         title: of the operation, as figures write it.
