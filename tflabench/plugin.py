@@ -23,7 +23,15 @@ define IMPLEMENTATIONS, or such tuples themselves. In its pyproject.toml:
     mine = "my_package.my_module"
 """
 
-from tflabench.implementations.adapter import Case, Implementation, SuffixSum, Unsupported, attention_inputs, draw
+from tflabench.implementations.adapter import (
+    Case,
+    Implementation,
+    States,
+    SuffixSum,
+    Unsupported,
+    attention_inputs,
+    draw,
+)
 from tflabench.implementations.mlstm import mlstm_kernel
 from tflabench.implementations.recurrences import REFERENCE, Recurrence, Variant, register_family
 from tflabench.kernels.families import Family
@@ -41,6 +49,7 @@ __all__ = [
     "Implementation",
     "Problem",
     "Recurrence",
+    "States",
     "SuffixSum",
     "Unsupported",
     "Variant",

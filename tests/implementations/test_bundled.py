@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.nn.functional import logsigmoid
@@ -41,7 +43,8 @@ MLSTM = [impl.name for impl in IMPLEMENTATIONS if impl.family == "mlstm" and not
 )
 def test_agrees_with_its_oracle(name, gates):
     problem = (STEP if name.startswith("step") else SEQUENCE).with_(gates=gates)
-    wanted = {"forward"} if problem.pass_ == "decode" else {"forward", "dq", "dk", "dv", "di", "df"}
+    states = {"C", "n", "m"} if "exp" in name else {"C"}
+    wanted = {"forward"} | (states if problem.pass_ == "decode" else {"dq", "dk", "dv", "di", "df"})
     assert agreed(name, problem) == wanted
 
 
@@ -82,8 +85,24 @@ def test_other_recurrences_agree_with_their_oracles(op, form):
     given = {"mamba2": {"x", "dt", "B", "C"}, "simple_gla": {*"qkvg"}, "gated_retention": {*"qkvf"}}.get(
         op.name, {*"qkv"}
     )
-    wanted = set() if problem.pass_ == "decode" else {f"d{name}" for name in given}
+    wanted = {"C"} if problem.pass_ == "decode" else {f"d{name}" for name in given}
     assert agreed(form.format(op.name), problem) == {"forward"} | wanted
+
+
+@pytest.mark.parametrize("name", ["step_exp", "step_mamba2"])
+def test_a_step_that_leaves_another_state_is_wrong(name):
+    case = BY_NAME[name].build(STEP, DEVICE)
+    assert case.states
+    left = case.states.left
+    off, coarse, short = (
+        replace(case, states=replace(case.states, left=lambda change=change: {**left(), "C": change(left()["C"])}))
+        for change in (lambda C: 1.01 * C, lambda C: C.bfloat16(), lambda C: C[..., :8])
+    )
+    verdict = verify(off, torch.float32, None, budget_s=10)
+    assert (verdict.reason or "").startswith("C is off by 0.01")
+    for wrong, reason in ((coarse, "the state C is bfloat16: it must be float32"), (short, "the state C has shape")):
+        with pytest.raises(ValueError, match=reason):
+            verify(wrong, torch.float32, None, budget_s=10)
 
 
 def test_mamba2s_parameters_have_gradients_too():

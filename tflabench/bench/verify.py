@@ -155,6 +155,8 @@ def verify(case: Case, dtype: torch.dtype, output_grad: Tensor | None, budget_s:
     walks = [_expected_squares(case, cut, *each, steps, dtype) for each in zip(stacks, truths, plains, strict=True)]
     results = _on_poisoned_memory(case, output_grad)  # last: it could do anything to the inputs
     _require(shape, dtype, case, results["forward"])
+    if case.states:
+        results |= _required_states(case.states.left(), truths[0], cut)
 
     draws: dict[str, list[_Draw]] = {}
     for stack, truth, plain, walk in zip(stacks, truths, plains, walks, strict=True):
@@ -179,10 +181,20 @@ def verify(case: Case, dtype: torch.dtype, output_grad: Tensor | None, budget_s:
 def _output_shape(case: Case, cut: _Cut) -> list[int]:
     """Return the shape of the output that the oracle's slices make up."""
     inputs = cut.inputs(case, _Stack(((0, 0),)), min(SHAPE_STEPS, cut.seq_len), torch.float64)
-    shape = list(differentiate(case.oracle, inputs, None)["forward"].shape)
-    shape[0], shape[cut.time_dim] = cut.batch, cut.seq_len
-    shape[cut.head_dim] *= cut.groups
+    shape = cut.whole(differentiate(case.oracle, inputs, None)["forward"].shape)
+    shape[cut.time_dim] = cut.seq_len
     return shape
+
+
+def _required_states(states: Mapping[str, Tensor], truth: Mapping[str, Tensor], cut: _Cut) -> Mapping[str, Tensor]:
+    """Return states; raise ValueError unless they have the shapes that those of slices make up, and 32 bits or more."""
+    for name, state in states.items():
+        wanted = cut.whole(truth[name].shape)
+        if list(state.shape) != wanted:
+            raise ValueError(f"the state {name} has shape {tuple(state.shape)}: it must be {tuple(wanted)}")
+        if state.dtype not in (torch.float32, torch.float64):
+            raise ValueError(f"the state {name} is {str(state.dtype).removeprefix('torch.')}: it must be float32")
+    return states
 
 
 def _require(shape: list[int], dtype: torch.dtype, case: Case, output: Tensor) -> None:
@@ -436,7 +448,9 @@ def _oracle(
 ) -> dict[str, Tensor]:
     """Return the oracle's results in a dtype for slices of the inputs; `output_grad` is of the whole problem."""
     grad = None if output_grad is None else cut.with_copies(output_grad, stack, steps).to(dtype)
-    return differentiate(case.oracle, cut.inputs(case, stack, steps, dtype), grad)
+    inputs = cut.inputs(case, stack, steps, dtype)
+    results = differentiate(case.oracle, inputs, grad)
+    return results | dict(case.states.oracle(inputs)) if case.states else results
 
 
 def _expected_squares(
@@ -525,6 +539,12 @@ class _Cut:
             name: self.with_copies(tensor.detach(), stack, steps).to(dtype).requires_grad_(tensor.requires_grad)
             for name, tensor in case.inputs.items()
         }
+
+    def whole(self, shape: Sequence[int]) -> list[int]:
+        """Return the shape of a result of which slices have this one, of as many steps."""
+        whole = list(shape)
+        whole[0], whole[self.head_dim] = self.batch, whole[self.head_dim] * self.groups
+        return whole
 
     def time_of(self, tensor: Tensor) -> int | None:
         return None if tensor.ndim == 1 else self.time_dim

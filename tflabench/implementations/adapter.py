@@ -73,6 +73,19 @@ def suffix_sum(terms: Tensor, dim: int) -> Tensor:
     return terms.flip(dim).cumsum(dim).flip(dim)
 
 
+@dataclass(frozen=True)
+class States:
+    """The states that a call leaves, by name, with batch, heads and time (of size 1) where the output has them.
+
+    Attributes:
+        left: returns those of the last call, in float32 (or float64).
+        oracle: the same of the inputs of that call, as `Case.oracle` has the output.
+    """
+
+    left: Callable[[], Mapping[str, Tensor]]
+    oracle: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
+
+
 @dataclass
 class Case:
     """One problem made ready to run on one device, built outside every timed window.
@@ -95,6 +108,7 @@ class Case:
             `bench.verify`). None for no such input.
         writes: inputs that the kernel writes, by name, such as the state of a decode step in place. They are restored
             before each call, outside what is timed; a kernel that changes another input is wrong.
+        states: those that a call leaves, as a decode step does, which are compared too; None for none.
         details: what the implementation chose, for the row: "chunk_size", "kernel", "version", ...
     """
 
@@ -105,6 +119,7 @@ class Case:
     as_kernels_do: Callable[[Mapping[str, Tensor], Mapping[str, Tensor]], Mapping[str, SuffixSum]] | None = None
     linear: str | None = None
     writes: tuple[str, ...] = ()
+    states: States | None = None
     details: dict[str, object] = field(default_factory=dict)
 
 

@@ -17,6 +17,7 @@ from tflabench.implementations.adapter import (
     Case,
     Formulation,
     Implementation,
+    States,
     attention_inputs,
     decayed_inputs,
     draw,
@@ -111,10 +112,19 @@ def step_inputs(gate: Gate, problem: Problem, device: torch.device) -> dict[str,
 
 def step_oracle(gate: Gate, inputs: Mapping[str, Tensor]) -> Tensor:
     """Return h (B, H, 1, d_hv) by the recurrent form in the dtype of q."""
+    return _reference_step(gate, inputs)[0]
+
+
+def _reference_step(gate: Gate, inputs: Mapping[str, Tensor]) -> tuple[Tensor, State]:
     from tflabench.kernels.scalar import reference
 
     q, k, v, f, i = (inputs[name] for name in "qkvfi")
-    return reference.recurrent(q, k, v, f, i, _state_before(inputs), gate=gate)[0]
+    return reference.recurrent(q, k, v, f, i, _state_before(inputs), gate=gate)
+
+
+def _with_time(state: State) -> dict[str, Tensor]:
+    """Return the tensors of a state by name, with a time axis of size 1."""
+    return {name: x[:, :, None] for name, x in state._asdict().items() if x is not None}
 
 
 def _state_before(inputs: Mapping[str, Tensor]) -> State:
@@ -142,7 +152,9 @@ def build_step(gate: Gate, problem: Problem, device: torch.device) -> Case:
     def forward() -> Tensor:
         return step(q, k, v, f, i, before, gate=gate, out=after)[:, :, None]
 
-    return Case(inputs=inputs, forward=forward, oracle=partial(step_oracle, gate), details={"kernel": "step"})
+    states = States(lambda: _with_time(after), lambda inputs: _with_time(_reference_step(gate, inputs)[1]))
+    oracle = partial(step_oracle, gate)
+    return Case(inputs=inputs, forward=forward, oracle=oracle, states=states, details={"kernel": "step"})
 
 
 # --- The other linear RNNs

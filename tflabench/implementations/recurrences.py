@@ -17,6 +17,7 @@ from tflabench.implementations.adapter import (
     Case,
     Family,
     Implementation,
+    States,
     Unsupported,
     draw,
 )
@@ -158,11 +159,19 @@ def build_step(op: Recurrence, problem: Problem, device: torch.device) -> Case:
     def forward() -> Tensor:
         return run(**now, **op.options, state=before, out=after)[:, None]
 
-    def of_sequence(inputs: Mapping[str, Tensor]) -> Tensor:
+    def of_sequence(inputs: Mapping[str, Tensor]) -> tuple[Tensor, State]:
         sequence = {name: x for name, x in inputs.items() if name != "state"}
-        return oracle(op, sequence, initial_state=State(inputs["state"][:, 0]))
+        return oracle(op, sequence, initial_state=State(inputs["state"][:, 0]), return_last_state=True)
 
-    return Case(inputs=inputs, forward=forward, oracle=of_sequence, layout="bthd", details={"kernel": "step"})
+    states = States(lambda: {"C": after.C[:, None]}, lambda inputs: {"C": of_sequence(inputs)[1].C[:, None]})
+    return Case(
+        inputs=inputs,
+        forward=forward,
+        oracle=lambda inputs: of_sequence(inputs)[0],
+        layout="bthd",
+        states=states,
+        details={"kernel": "step"},
+    )
 
 
 def counted_cost(op: Recurrence, problem: Problem, *, usual: Callable[[Problem], int] | None = None) -> Cost:
