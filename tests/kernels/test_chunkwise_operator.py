@@ -188,10 +188,7 @@ def test_compiles_to_a_full_graph(probe, implementation, gate):
 
 OPERATIONS: dict[str, Callable[..., Tensor]] = {
     "mlstm_exp": lambda q, k, v, f, **options: ops.mlstm_exp(q, k, v, f, f, **options),
-    "mlstm_sig": lambda q, k, v, f, **options: ops.mlstm_sig(q, k, v, f, f, **options),
-    "retention": lambda q, k, v, f, **options: ops.retention(q, k, v, **options),
     "gated_retention": lambda q, k, v, f, **options: ops.gated_retention(q, k, v, f, **options),
-    "simple_gla": lambda q, k, v, f, **options: ops.simple_gla(q, k, v, -f.exp(), **options),
     "lightning_attention": lambda q, k, v, f, **options: ops.lightning_attention(q, k, v, f[0, :, 0].exp(), **options),
     "mamba2_ssd": lambda q, k, v, f, **options: ops.mamba2_ssd(
         v, f, -f[0, :, 0].exp(), k[:, :1], q[:, :1], dt_softplus=True, **options
