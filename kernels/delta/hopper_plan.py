@@ -36,12 +36,13 @@ class DeltaWalkShape:
     """Describe how a program of a walk is divided.
 
     Attributes:
-        num_stages: tiles in flight.
         parts: numbers of 16 bits that an element of an inverse is the sum of.
+        num_value_stages, num_stages: tiles of v and X in flight, and of q and k.
         state_registers, score_registers: of a thread of a partition that carries the state, and of the one for scores.
     """
 
     parts: int
+    num_value_stages: int = 2
     num_stages: int = 2
     state_registers: int = 192
     score_registers: int = 104
@@ -60,6 +61,11 @@ class DeltaGradientsShape:
     num_slots: int = 1
     state_registers: int = 200
     score_registers: int = 88
+
+
+def outputs_shape(parts: int) -> DeltaWalkShape:
+    """Return how a program of the walk for o is divided."""
+    return DeltaWalkShape(parts, num_value_stages=2 if parts > 1 else 3)
 
 
 GRADIENTS_SHAPE = DeltaGradientsShape()

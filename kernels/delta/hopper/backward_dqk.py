@@ -16,8 +16,8 @@ R comes of what k reads, W of what is written for it. With db = q . dq + k . (R 
 
 so a gradient of a gate is a sum within its tile, and nothing has to cancel over a sequence.
 
-    load         1 warp    copies tiles of do, Z, dv, D, k and q by TMA     -> GradientTiles, three rings
-    score        4 warps   dP, dA and the decays of a tile, dbeta           -> GradientScores, a ring of slots
+    load         1 warp    copies tiles of do, Z, dv, D, k and q by TMA     -> DeltaGradientTiles, three rings
+    score        4 warps   dP, dA and the decays of a tile, dbeta           -> DeltaGradientScores, a ring of slots
     state 0, 1   4 warps   64 rows each of S, columns of dq and dk          -> dq and dk, in the place of q and k
 
 The state is not transposed here, rows of q by columns of v: dq and dk come out whole. A launch has 128 columns of v,
@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma, warpgroup_mma
 
 from tflabench.kernels.common.launching import enqueue
 from tflabench.kernels.delta.hopper_plan import GRADIENTS_SHAPE, SUMS, TILE, DeltaPlan
@@ -43,7 +43,6 @@ from tflabench.kernels.scalar.hopper.tiles import (
     ACC_COLUMN,
     ACC_OPERAND,
     ACC_ROW,
-    BLOCK_BYTES,
     VECTOR,
     block,
     load_blocks,
@@ -61,12 +60,12 @@ from .config import DeltaGradientsConfig
 from .gates import finish_gates
 from .schedule import DeltaCounts, DeltaSchedule, get_schedule, get_state_index, get_work_item
 from .tiles import STEP_OF_EACH_WARP, DeltaGates, decayed, load_steps, products, sums_of_gates
-from .walk import OPERAND_COLUMN, read_state
+from .walk import OPERAND_COLUMN, acquire_stage, read_state
 
 SUMS_OF_TILE = gl.constexpr(SUMS)
 
 
-class GradientTensors(NamedTuple):
+class DeltaGradientTensors(NamedTuple):
     """Tensors without descriptors; on the device, pointers.
 
     Attributes:
@@ -84,7 +83,7 @@ class GradientTensors(NamedTuple):
 
 
 @aggregate
-class GradientTiles:
+class DeltaGradientTiles:
     """Tiles in shared memory, in blocks of 64 by 64, 16 bits.
 
     Fields:
@@ -105,7 +104,7 @@ class GradientTiles:
 
 
 @aggregate
-class GradientScores:
+class DeltaGradientScores:
     """A ring of slots in shared memory, of dP, dA and decays of a tile.
 
     Fields:
@@ -129,8 +128,8 @@ class GradientProgram:
     config: gl.constexpr
     schedule: DeltaSchedule
     tensors: gl.tuple
-    inputs: GradientTiles
-    scores: GradientScores
+    inputs: DeltaGradientTiles
+    scores: DeltaGradientScores
 
 
 @gluon.jit
@@ -139,7 +138,7 @@ def allocate_gradient_program(schedule, tensors, config: gl.constexpr, desc):
     dtype: gl.constexpr = desc.dtype
     BLOCKS: gl.constexpr = 2 * config.num_stages
     SLOTS: gl.constexpr = config.num_slots
-    inputs = GradientTiles(
+    inputs = DeltaGradientTiles(
         values=allocate_ring(config.num_stages, 3),
         do=gl.allocate_shared_memory(dtype, [BLOCKS, 1, 1, 64, 64], desc.layout),
         z=gl.allocate_shared_memory(dtype, [BLOCKS, 1, 1, 64, 64], desc.layout),
@@ -151,7 +150,7 @@ def allocate_gradient_program(schedule, tensors, config: gl.constexpr, desc):
         k=gl.allocate_shared_memory(dtype, [BLOCKS, 1, 1, 64, 64], desc.layout),
     )
     layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, 64], dtype)
-    scores = GradientScores(
+    scores = DeltaGradientScores(
         ring=allocate_ring(SLOTS, 2),
         dp=gl.allocate_shared_memory(dtype, [SLOTS + 1, 64, 64], layout),
         da=gl.allocate_shared_memory(dtype, [SLOTS, 64, 64], layout),
@@ -166,16 +165,6 @@ def allocate_gradient_program(schedule, tensors, config: gl.constexpr, desc):
 
 
 @gluon.jit
-def acquire(ring, place, BLOCKS: gl.constexpr):
-    """Wait until a stage is free, and return the barrier that counts the bytes of the blocks that are to come."""
-    ring.producer_acquire(place)
-    fence_async_shared()  # consumers' reads of the stage, before the copies write there
-    full = ring.full.index(place.slot)
-    mbarrier.expect(full, BLOCKS * BLOCK_BYTES)
-    return full
-
-
-@gluon.jit
 def load_gradient_tiles(program, descs):
     """Copy all tiles to shared memory, in the order in which they are met; descs: of q, k, do, Z, dv and D."""
     config: gl.constexpr = program.config
@@ -187,12 +176,12 @@ def load_gradient_tiles(program, descs):
         work = get_work_item(schedule, item, 1)
         for tile in range(work.first_tile, work.end_tile):
             at = (work.batch, work.head, tile * 64, COLUMN)
-            full = acquire(inputs.values, value, 6)
+            full = acquire_stage(inputs.values, value, 6)
             load_blocks(do_desc, at, inputs.do, 2 * value.slot, 2, full)
             load_blocks(z_desc, at, inputs.z, 2 * value.slot, 2, full)
             load_blocks(dv_desc, at, inputs.dv, 2 * value.slot, 2, full)
             value = inputs.values.next(value)
-            full = acquire(inputs.states, state, 4)
+            full = acquire_stage(inputs.states, state, 4)
             index = work.row * schedule.num_tiles + tile
             for half in gl.static_range(2):
                 for j in gl.static_range(2):
@@ -200,7 +189,7 @@ def load_gradient_tiles(program, descs):
                     load_blocks(state_desc, at, inputs.D, 4 * state.slot + 2 * half + j, 1, full)
             state = inputs.states.next(state)
             at = (work.batch, work.qk_head, tile * 64, 0)
-            full = acquire(inputs.keys, key, 4)
+            full = acquire_stage(inputs.keys, key, 4)
             load_blocks(k_desc, at, inputs.k, 2 * key.slot, 2, full)
             load_blocks(q_desc, at, inputs.q, 2 * key.slot, 2, full)
             key = inputs.keys.next(key)
@@ -456,7 +445,7 @@ def walk_queries_keys(
     q_desc, k_desc, do_desc, z_desc, dv_desc, state_desc, dq_desc, dk_desc, tensors, scale, counts,
     config: gl.constexpr,
 ):  # fmt: skip
-    """Compute dq and dk of all heads, and the sums of `GradientTensors`; 4 warps and maxnreg=128."""
+    """Compute dq and dk of all heads, and the sums of `DeltaGradientTensors`; 4 warps and maxnreg=128."""
     REGISTERS: gl.constexpr = config.state_registers
     SCORE_REGISTERS: gl.constexpr = config.score_registers
     schedule = get_schedule(counts)
@@ -505,7 +494,7 @@ def launch_queries_keys(
         config = DeltaGradientsConfig.of(
             GRADIENTS_SHAPE, d_qk=d_qk, d_hv=d_hv, gated=gated, piece=piece, loads=initial is not None
         )
-        tensors = GradientTensors(gates, beta if initial is None else initial, sums[piece])
+        tensors = DeltaGradientTensors(gates, beta if initial is None else initial, sums[piece])
         enqueue(
             walk_queries_keys, plan.queries_keys.programs, *descs, tensors, scale, DeltaCounts.of(plan.queries_keys),
             config=config, num_warps=4, maxnreg=128, **ASSEMBLY,

@@ -20,12 +20,11 @@ from .schedule import get_schedule, get_tile, get_work_item
 from .tiles import DeltaGates
 from .walk import (
     OPERAND_COLUMN,
-    DeltaStates,
+    DeltaWalkStates,
     allocate_program,
     enqueue_walk,
     load_partition,
     load_state,
-    release_tile,
     score_partition,
     start_reading,
     state_decay,
@@ -118,17 +117,21 @@ def state_partition_back(program, descs, buffers, HALF: gl.constexpr):
     """Carry 64 rows of the transposed D as float32 accumulators, and write them and as many columns of dv."""
     config: gl.constexpr = program.config
     schedule, inputs, scores = program.schedule, program.inputs, program.scores
-    stage, slot = inputs.ring.begin(), scores.ring.begin()
+    stage, slot = inputs.keys.begin(), scores.ring.begin()
     for item in range(gl.program_id(0), schedule.num_items, gl.num_programs(0)):
         work = get_work_item(schedule, item, config.pieces)
         state = load_state(program, work, HALF)
         for turn in range(work.first_tile, work.end_tile):
             scores.ring.consumer_wait(slot)
-            inputs.ring.consumer_wait(stage)
+            inputs.keys.consumer_wait(stage)
+            inputs.values.consumer_wait(stage)  # as many stages
             places = stage.slot, slot.slot
             state = walk_tile_back(program, descs, buffers, work, turn, places, state, HALF)
-            release_tile(program, stage, slot)
-            stage = inputs.ring.next(stage)
+            barrier()
+            inputs.keys.consumer_release(stage)
+            inputs.values.consumer_release(stage)
+            scores.ring.consumer_release(slot)
+            stage = inputs.keys.next(stage)
             slot = scores.ring.next(slot)
         store_state(program, work, state, HALF)
     tma.store_wait(pendings=0)
@@ -163,7 +166,7 @@ def walk_values(
 
 def launch_values(
     walk: DeltaWalk, inputs: tuple[Tensor, Tensor, Tensor, Tensor], dv: Tensor | None, D: Tensor | None, *,
-    gates: DeltaGates, gated: bool, states: DeltaStates, scale: float, parts: int,
+    gates: DeltaGates, gated: bool, states: DeltaWalkStates, scale: float, parts: int,
 ) -> None:  # fmt: skip
     """Write dv (B, H, T, d_hv), D after every tile, and before the first one if there is room for it.
 

@@ -28,7 +28,7 @@ from .backward_dv import launch_values
 from .forward import launch_outputs
 from .inverses import launch_inverses
 from .tiles import DeltaGates
-from .walk import DeltaStates
+from .walk import DeltaWalkStates
 
 
 def kernels() -> Kernels:
@@ -73,14 +73,14 @@ def forward(arguments: Arguments, options: KernelOptions) -> tuple[Tensor, State
     starts, of_segments = _matrix(arguments.initial), ()
     if plan.states is not None:
         of_each, transitions = (_empty_states(plan, v, columns) for columns in (v.shape[-1], q.shape[-1]))
-        launch_outputs(plan.states, inputs, None, None, states=DeltaStates(None, of_each, transitions), **call)
+        launch_outputs(plan.states, inputs, None, None, states=DeltaWalkStates(None, of_each, transitions), **call)
         starts = joined(of_each, transitions, starts, reverse=False)
         of_segments = starts, transitions
     o = torch.empty_like(arguments.v)
     out = o if aligned(o) is o else torch.empty(v.shape, dtype=v.dtype, device=v.device)
     z = torch.empty(v.shape, dtype=v.dtype, device=v.device) if options.backward else None
     last = _empty_state(plan.sizes, v) if options.return_last_state else None
-    launch_outputs(plan.outputs, inputs, out, z, states=DeltaStates(starts, last), **call)
+    launch_outputs(plan.outputs, inputs, out, z, states=DeltaWalkStates(starts, last), **call)
     if out is not o:
         o.copy_(out)
     saved = () if z is None else (inputs[3], z, *of_segments)
@@ -131,13 +131,13 @@ def backward(
     if plan.state_gradients is not None:
         starts, transitions = of_segments
         of_each = _empty_states(plan, do, do.shape[-1])
-        launch_values(plan.state_gradients, inputs, None, None, states=DeltaStates(None, of_each), **call)
+        launch_values(plan.state_gradients, inputs, None, None, states=DeltaWalkStates(None, of_each), **call)
         ends = joined(of_each, transitions, ends, reverse=True)
     dv = torch.empty_like(arguments.v)
     dv = dv if aligned(dv) is dv else torch.empty(dv.shape, dtype=dv.dtype, device=dv.device)
     D = q.new_empty((1, plan.sizes.rows * plan.cut.tiles, do.shape[-1], q.shape[-1]))
     d_initial = None if initial is None else _empty_state(plan.sizes, do)
-    launch_values(plan.values, inputs, dv, D, states=DeltaStates(ends, d_initial), **call)
+    launch_values(plan.values, inputs, dv, D, states=DeltaWalkStates(ends, d_initial), **call)
     found = launch_queries_keys(
         (q, k, do, z, dv, D), gates=gates, gated=gated, initial=starts, scale=options.scale, plan=plan
     )

@@ -6,7 +6,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma, warpgroup_mma
 
-from tflabench.kernels.delta.hopper_plan import DeltaWalk, DeltaWalkShape
+from tflabench.kernels.delta.hopper_plan import DeltaWalk, outputs_shape
 from tflabench.kernels.scalar.hopper.conversions import nearest, widened
 from tflabench.kernels.scalar.hopper.launch import descriptor
 from tflabench.kernels.scalar.hopper.tiles import ACC, ACC_COLUMN, ACC_OPERAND, VECTOR, block
@@ -17,12 +17,11 @@ from .schedule import get_schedule, get_work_item
 from .tiles import DeltaGates
 from .walk import (
     OPERAND_COLUMN,
-    DeltaStates,
+    DeltaWalkStates,
     allocate_program,
     enqueue_walk,
     load_partition,
     load_state,
-    release_tile,
     score_partition,
     start_reading,
     state_decay,
@@ -45,7 +44,7 @@ def walk_tile(program, descs, out_smem, work, turn, places, state, HALF: gl.cons
 
     Args:
         descs: of o and Z.  out_smem: [2, 1, 1, 64, 64], blocks of o on their way out.
-        places: the stage and the slot of the tile, and the number of the block of o.
+        places: the stages of k and of v, the slot of scores, and the number of the block of o.
 
     Returns: the state after the tile.
     """
@@ -54,13 +53,13 @@ def walk_tile(program, descs, out_smem, work, turn, places, state, HALF: gl.cons
     inputs, scores = program.inputs, program.scores
     dtype: gl.constexpr = inputs.key.dtype
     o_desc, z_desc = descs
-    stage, slot, out_slot = places
+    key, stage, slot, out_slot = places
     at = [work.batch, work.head, turn * 64, 128 * work.piece + 64 * HALF]
     operands = state_operands(state, dtype)
-    reads = start_reading(operands, inputs.key, stage + opaque_zero(turn, 0))
+    reads = start_reading(operands, inputs.key, key.slot + opaque_zero(turn, 0))
     out = reads
     if not config.states_only:
-        out = start_reading(operands, inputs.query, stage + opaque_zero(turn, 1))
+        out = start_reading(operands, inputs.query, key.slot + opaque_zero(turn, 1))
     reads, out, _left, _right = wait_for_products(0, deps=(reads, out, operands[0], operands[1]))
     zero = opaque_zero(turn, 2)
     valueT = block(inputs.value, 2 * stage + HALF + zero).permute((1, 0))
@@ -74,7 +73,8 @@ def walk_tile(program, descs, out_smem, work, turn, places, state, HALF: gl.cons
     valueT.store(nearest(z, dtype))  # Z takes the place of V
     fence_async_shared()
     tma.store_wait(pendings=1)
-    barrier()  # Z is there, and a block for o is free
+    barrier()  # Z is there, q and k have been read, and a block for o is free
+    inputs.keys.consumer_release(key)
     if config.keeps_errors:
         tma_store(z_desc, at, inputs.value.index(2 * stage + HALF))
 
@@ -111,18 +111,22 @@ def state_partition(program, descs, out_smem, HALF: gl.constexpr):
     """Carry 64 rows of the transposed state as float32 accumulators, and write as many columns of o, and of Z."""
     config: gl.constexpr = program.config
     schedule, inputs, scores = program.schedule, program.inputs, program.scores
-    stage, slot = inputs.ring.begin(), scores.ring.begin()
+    key, value, slot = inputs.keys.begin(), inputs.values.begin(), scores.ring.begin()
     out_slot = 0
     for item in range(gl.program_id(0), schedule.num_items, gl.num_programs(0)):
         work = get_work_item(schedule, item, config.pieces)
         state = load_state(program, work, HALF)
         for turn in range(work.first_tile, work.end_tile):
             scores.ring.consumer_wait(slot)
-            inputs.ring.consumer_wait(stage)
-            places = stage.slot, slot.slot, out_slot
+            inputs.keys.consumer_wait(key)
+            inputs.values.consumer_wait(value)
+            places = key, value.slot, slot.slot, out_slot
             state = walk_tile(program, descs, out_smem, work, turn, places, state, HALF)
-            release_tile(program, stage, slot)
-            stage = inputs.ring.next(stage)
+            barrier()
+            inputs.values.consumer_release(value)
+            scores.ring.consumer_release(slot)
+            key = inputs.keys.next(key)
+            value = inputs.values.next(value)
             slot = scores.ring.next(slot)
             out_slot = (out_slot + 1) % 2
         store_state(program, work, state, HALF)
@@ -155,7 +159,7 @@ def walk_outputs(
 
 def launch_outputs(
     walk: DeltaWalk, inputs: tuple[Tensor, Tensor, Tensor, Tensor], o: Tensor | None, z: Tensor | None, *,
-    gates: DeltaGates, gated: bool, states: DeltaStates, scale: float, parts: int,
+    gates: DeltaGates, gated: bool, states: DeltaWalkStates, scale: float, parts: int,
 ) -> None:  # fmt: skip
     """Write o (B, H, T, d_hv), Z like it if it is given, and the state after the last step if there is room for it.
 
@@ -164,7 +168,7 @@ def launch_outputs(
         o: None for a pass, which writes states alone.
     """
     config = DeltaWalkConfig.of(
-        DeltaWalkShape(parts), d_qk=walk.sizes.d_qk, d_hv=walk.sizes.d_hv, gated=gated, states_only=o is None,
+        outputs_shape(parts), d_qk=walk.sizes.d_qk, d_hv=walk.sizes.d_hv, gated=gated, states_only=o is None,
         keeps_errors=z is not None, loads=states.initial is not None, stores=states.final is not None,
     )  # fmt: skip
     unused = inputs[2]

@@ -13,7 +13,7 @@ themselves however small beta is, and so are gradients: that of beta is a quotie
 
 Partitions of a program, and what connects them:
 
-    load         1 warp    copies tiles of q, k, v (or do) and X by TMA     -> DeltaTiles, a ring of stages
+    load         1 warp    copies tiles of q, k, v (or do) and X by TMA     -> DeltaTiles, two rings of stages
     score        4 warps   P and the decays of a tile                       -> DeltaScores, a ring of slots
     state 0, 1   4 warps   64 rows each of the transposed state             -> the output, by TMA
 
@@ -53,7 +53,7 @@ from .tiles import STEP_OF_EACH_WARP, DeltaGates, decayed, load_steps, products,
 OPERAND_COLUMN = gl.constexpr(gl.SliceLayout(0, ACC_OPERAND))  # a value for each column of a left operand
 
 
-class DeltaStates(NamedTuple):
+class DeltaWalkStates(NamedTuple):
     """States (B, H, segments, d_qk, d_hv) float32, or None; on the device, pointers.
 
     Attributes:
@@ -72,16 +72,17 @@ class DeltaStates(NamedTuple):
 
 @aggregate
 class DeltaTiles:
-    """A ring of stages in shared memory, each a tile in blocks of 64 steps by 64 columns, 16 bits.
+    """Two rings of stages in shared memory, each a tile in blocks of 64 steps by 64 columns, 16 bits.
 
     Fields:
-        query, key, value: [2 * stages, 1, 1, 64, 64]; value is v of o, and do of dv.
-        inverse: X, [parts * stages, 1, 1, 64, 64].
+        keys: of query and key, [2 * stages, 1, 1, 64, 64] each.
+        values: of value, the same, which is v of o, and do of dv, and inverse, X, [parts * stages, 1, 1, 64, 64].
     """
 
-    ring: Ring
+    keys: Ring
     query: gl.shared_memory_descriptor
     key: gl.shared_memory_descriptor
+    values: Ring
     value: gl.shared_memory_descriptor
     inverse: gl.shared_memory_descriptor
 
@@ -125,13 +126,15 @@ def allocate_program(schedule, gates, states, config: gl.constexpr, desc):
     """Return what all partitions share; desc describes blocks of q."""
     dtype: gl.constexpr = desc.dtype
     STAGES: gl.constexpr = config.num_stages
+    VALUE_STAGES: gl.constexpr = config.num_value_stages
     SLOTS: gl.constexpr = config.num_slots
     inputs = DeltaTiles(
-        ring=allocate_ring(STAGES, 3),
+        keys=allocate_ring(STAGES, 3),
         query=gl.allocate_shared_memory(dtype, [2 * STAGES, 1, 1, 64, 64], desc.layout),
         key=gl.allocate_shared_memory(dtype, [2 * STAGES, 1, 1, 64, 64], desc.layout),
-        value=gl.allocate_shared_memory(dtype, [2 * STAGES, 1, 1, 64, 64], desc.layout),
-        inverse=gl.allocate_shared_memory(dtype, [config.parts * STAGES, 1, 1, 64, 64], desc.layout),
+        values=allocate_ring(VALUE_STAGES, 2),
+        value=gl.allocate_shared_memory(dtype, [2 * VALUE_STAGES, 1, 1, 64, 64], desc.layout),
+        inverse=gl.allocate_shared_memory(dtype, [config.parts * VALUE_STAGES, 1, 1, 64, 64], desc.layout),
     )
     layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, 64], dtype)
     p = gl.allocate_shared_memory(dtype, [SLOTS, 64, 64], layout)
@@ -154,30 +157,39 @@ def allocate_program(schedule, gates, states, config: gl.constexpr, desc):
 
 
 @gluon.jit
+def acquire_stage(ring, stage, BLOCKS: gl.constexpr):
+    """Wait until a stage is free, and return the barrier that counts the bytes of the blocks that are to come."""
+    ring.producer_acquire(stage)
+    fence_async_shared()  # consumers' reads of the stage, before the copies write there
+    full = ring.full.index(stage.slot)
+    mbarrier.expect(full, BLOCKS * BLOCK_BYTES)
+    return full
+
+
+@gluon.jit
 def load_partition(program, descs):
     """Copy all tiles to shared memory, in the order in which they are met; descs: of q, k, v or do, and X."""
     config: gl.constexpr = program.config
     PARTS: gl.constexpr = config.parts
-    BLOCKS: gl.constexpr = 6 if config.reads_queries else 4
-    schedule, inputs, ring = program.schedule, program.inputs, program.inputs.ring
+    BLOCKS: gl.constexpr = 4 if config.reads_queries else 2
+    schedule, inputs = program.schedule, program.inputs
     q_desc, k_desc, v_desc, x_desc = descs
-    stage = ring.begin()
+    key, value = inputs.keys.begin(), inputs.values.begin()
     for item in range(gl.program_id(0), schedule.num_items, gl.num_programs(0)):
         work = get_work_item(schedule, item, config.pieces)
         for turn in range(work.first_tile, work.end_tile):
             step = get_tile(work, turn, config.reverse) * 64
-            ring.producer_acquire(stage)
-            fence_async_shared()  # consumers' reads of the stage, before the copies write there
-            full = ring.full.index(stage.slot)
-            mbarrier.expect(full, (BLOCKS + PARTS) * BLOCK_BYTES)
-            load_blocks(k_desc, (work.batch, work.qk_head, step, 0), inputs.key, 2 * stage.slot, 2, full)
+            full = acquire_stage(inputs.keys, key, BLOCKS)
+            load_blocks(k_desc, (work.batch, work.qk_head, step, 0), inputs.key, 2 * key.slot, 2, full)
             if config.reads_queries:
-                load_blocks(q_desc, (work.batch, work.qk_head, step, 0), inputs.query, 2 * stage.slot, 2, full)
-            load_blocks(x_desc, (work.batch, work.head, step, 0), inputs.inverse, PARTS * stage.slot, PARTS, full)
+                load_blocks(q_desc, (work.batch, work.qk_head, step, 0), inputs.query, 2 * key.slot, 2, full)
+            full = acquire_stage(inputs.values, value, 2 + PARTS)
+            load_blocks(x_desc, (work.batch, work.head, step, 0), inputs.inverse, PARTS * value.slot, PARTS, full)
             # Of a transition these are beyond the last column, where v is 0.
             at = (work.batch, work.head, step, 128 * work.piece)
-            load_blocks(v_desc, at, inputs.value, 2 * stage.slot, 2, full)
-            stage = ring.next(stage)
+            load_blocks(v_desc, at, inputs.value, 2 * value.slot, 2, full)
+            key = inputs.keys.next(key)
+            value = inputs.values.next(value)
 
 
 # --- Score partition --------------------------------------------------------------------------------------------------
@@ -193,7 +205,7 @@ def score_partition(program, scale, prefix):
     config: gl.constexpr = program.config
     dtype: gl.constexpr = program.inputs.key.dtype
     schedule, inputs, scores, gates = program.schedule, program.inputs, program.scores, program.gates
-    stage, slot = inputs.ring.begin(), scores.ring.begin()
+    stage, slot = inputs.keys.begin(), scores.ring.begin()
     for item in range(gl.program_id(0), schedule.num_items, gl.num_programs(0)):
         work = get_work_item(schedule, item, config.pieces)
         tile = get_tile(work, work.first_tile, config.reverse)
@@ -210,7 +222,7 @@ def score_partition(program, scale, prefix):
             scores.write_decay.index(slot.slot).store(s * gl.exp2(gl.min(b, axis=0) - b))  # the last is the least
             scores.root.index(slot.slot).store(s)
             barrier()
-            inputs.ring.consumer_wait(stage)
+            inputs.keys.consumer_wait(stage)
             if config.reads_queries:
                 qk = products(inputs.query, stage.slot, inputs.key, stage.slot)
                 i = gl.arange(0, 64, layout=ACC_ROW)[:, None]
@@ -225,8 +237,8 @@ def score_partition(program, scale, prefix):
             fence_async_shared()
             barrier()
             scores.ring.producer_commit(slot)
-            inputs.ring.consumer_release(stage)
-            stage = inputs.ring.next(stage)
+            inputs.keys.consumer_release(stage)
+            stage = inputs.keys.next(stage)
             slot = scores.ring.next(slot)
 
 
@@ -329,19 +341,11 @@ def state_decay(scores, slot):
     return gl.sum(scores.decay.index(slot).slice(63, 1).load(STEP_OF_EACH_WARP), axis=0)
 
 
-@gluon.jit
-def release_tile(program, stage, slot):
-    """Give back what a state partition has read of a tile."""
-    barrier()
-    program.inputs.ring.consumer_release(stage)
-    program.scores.ring.consumer_release(slot)
-
-
 # --- Host -------------------------------------------------------------------------------------------------------------
 
 
 def enqueue_walk(
-    kernel: Any, descs: tuple[Any, ...], gates: DeltaGates, states: DeltaStates, scale: float, walk: DeltaWalk,
+    kernel: Any, descs: tuple[Any, ...], gates: DeltaGates, states: DeltaWalkStates, scale: float, walk: DeltaWalk,
     config: DeltaWalkConfig,
 ) -> None:  # fmt: skip
     """Launch the walk for o or for dv."""

@@ -32,11 +32,11 @@ def test_kernels_fit_the_chip(triton: str) -> None:
 
 
 def check_fused(kernels: list[dict[str, Any]]) -> None:
-    """Fused kernels spill little, and that only in the walk for dq and dk; ptxas serialises no product (C75xx)."""
+    """Fused kernels spill little, and that only in walks; ptxas serialises no product (C75xx)."""
     assert {kernel["kernel"] for kernel in kernels} == {
-        "make_inverses", "walk_outputs", "walk_values", "walk_queries_keys", "finish_gates",
+        "make_inverses", "walk_outputs", "walk_values", "walk_queries_keys", "finish_gates", "add_rows",
     }  # fmt: skip
     for kernel in kernels:
-        assert kernel["spilled_bytes"] <= 128 * (kernel["kernel"] == "walk_queries_keys"), kernel
+        assert kernel["spilled_bytes"] <= 128 * kernel["kernel"].startswith("walk"), kernel
         assert kernel["shared_bytes"] <= SHARED_MEMORY[90], kernel
         assert not kernel["warnings"], kernel

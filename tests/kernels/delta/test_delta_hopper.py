@@ -53,11 +53,10 @@ def test_right_in_any_order(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("source", "right", "mistaken"),
     [
-        ("walk", "inputs.ring.consumer_wait(stage)", "pass"),  # a tile that has not arrived
+        ("walk", "inputs.keys.consumer_wait(stage)", "pass"),  # a tile that has not arrived
         ("walk", "scores.ring.producer_acquire(slot)", "pass"),  # scores are overwritten
         ("walk", "ring.producer_acquire(stage)", "pass"),  # a stage is overwritten
         ("forward", "scores.ring.consumer_wait(slot)", "pass"),
-        ("forward", "tma.store_wait(pendings=1)  # Z has been read", "pass"),
         ("backward_dv", "tma.store_wait(pendings=1)\n        barrier()  # D", "barrier()  # D"),
         ("backward_dv", "tma.store_wait(pendings=2)", "pass"),  # dv is overwritten
         ("backward_dqk", "inputs.keys.consumer_wait(key)", "pass"),
