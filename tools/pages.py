@@ -23,7 +23,7 @@ from tflabench.conclusions.campaigns import conditions_of
 from tflabench.conclusions.ratio import fastest, ratio
 from tflabench.implementations.registry import operation, our_kernels, owner
 from tflabench.problem import InputError
-from tflabench.rows.labels import THROTTLED
+from tflabench.rows.labels import THROTTLED, heads
 from tflabench.rows.load import read_results
 from tflabench.rows.schema import Row
 from tflabench.theory.held_out import stored
@@ -57,7 +57,8 @@ def readme_table(results: Path) -> Iterator[str]:
     Raises:
         InputError: rows are of several versions of one kernel of ours.
     """
-    folders = [results / "h100" / f"paper-fig4{triton}" for triton in ("", "-triton-3.7.1", "-triton-3.9")]
+    names = ("paper-fig4", "peers", "paper-fig4-triton-3.7.1", "paper-fig4-triton-3.9")
+    folders = [results / "h100" / name for name in names]
     by_folder = {folder: ok_rows(folder) for folder in folders if folder.exists()}
     for (name, _), versions in headline.kernel_versions(row for rows in by_folder.values() for row in rows).items():
         if len(versions) > 1:
@@ -70,6 +71,8 @@ def readme_table(results: Path) -> Iterator[str]:
             folder: [row for row in of_folder if operation(row.implementation, row.gate) == name]
             for folder, of_folder in by_folder.items()
         }
+        cuts = {heads(row) for row in rows[folders[0]] if row.implementation in our_kernels()}
+        rows = {folder: [row for row in part if heads(row) in cuts] for folder, part in rows.items()}
         yield f"| {' | '.join([title, *_cells(rows)])} |"
     measured = read_results(folders[0])
     facts = {name: values[0] for name, values in conditions_of(measured.rows, measured.runs).items()}
@@ -97,13 +100,13 @@ class Beside(NamedTuple):
 
 
 def _best_pair(rows: Mapping[Path, Sequence[Row]]) -> Beside:
-    """Return the pair of the fastest peer in any folder; the first folder's rows where none has a peer."""
+    """Return the pair of the fastest peer in any folder; ours of the first one where none has a peer."""
     pairs = []
-    for place, of_folder in enumerate(rows.values()):
+    for folder, of_folder in rows.items():
         ours = [row for row in of_folder if row.implementation in our_kernels()]
         peers = [row for row in of_folder if owner(row.implementation).role == "peer" and row.tuned_fully]
         if ours:
-            pairs.append(Beside(fastest(ours), fastest(peers) if peers else None, place > 0))
+            pairs.append(Beside(fastest(ours), fastest(peers) if peers else None, "triton" in folder.name))
     return min(pairs, key=lambda pair: pair.peer.ms_median or inf if pair.peer else inf)
 
 
