@@ -157,7 +157,7 @@ def test_kimi_delta_attention_with_all_that_fla_makes_of_its_inputs(bounded):
     start = torch.randn(BATCH, HEADS, D_QK, D_HV).double()
     step: Any = [x.detach() for x in (q, k, v, decay, beta.sigmoid())]
     found = fla.fused_recurrent_kda(*step, initial_state=start, output_final_state=True)
-    assert_same(found, gated_delta_rule(*step, start), 1e-6)
+    assert_same(found, gated_delta_rule(*[*step, start]), 1e-6)
 
 
 def mamba2(x, dt, A, B, C, D=None, z=None, start=None) -> tuple[Tensor, Tensor]:
