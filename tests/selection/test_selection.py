@@ -94,6 +94,35 @@ def test_no_preset_asks_an_implementation_for_the_wrong_pass(name):
     assert {point.implementation.name.startswith("step_") for point in points} == {name == "decode"}
 
 
+@pytest.mark.parametrize(
+    ("implementation", "configuration", "sizes"),  # heads of q and k, heads of v, d_qk, d_hv
+    [
+        (
+            "hopper_gated_delta_net",
+            "qwen3_next.configuration_qwen3_next.Qwen3NextConfig",
+            "linear_num_key_heads linear_num_value_heads linear_key_head_dim linear_value_head_dim",
+        ),
+        (
+            "hopper_gated_delta_net",
+            "olmo_hybrid.configuration_olmo_hybrid.OlmoHybridConfig",
+            "linear_num_key_heads linear_num_value_heads linear_key_head_dim linear_value_head_dim",
+        ),
+        (
+            "hopper_mamba2",
+            "nemotron_h.configuration_nemotron_h.NemotronHConfig",
+            "mamba_num_heads mamba_num_heads ssm_state_size mamba_head_dim",
+        ),
+        ("hopper_exp", "xlstm.configuration_xlstm.xLSTMConfig", "num_heads num_heads qk_head_dim v_head_dim"),
+    ],
+)
+def test_models_have_the_sizes_of_their_configurations(implementation, configuration, sizes):
+    module, name = configuration.rsplit(".", 1)
+    config = getattr(pytest.importorskip(f"transformers.models.{module}"), name)()
+    points = select_points(presets.load_preset("models"), {}, [implementation], "cuda")
+    measured = {(p.heads_qk or p.heads, p.heads, p.d_qk, p.d_hv) for p in (point.problem for point in points)}
+    assert tuple(getattr(config, name) for name in sizes.split()) in measured
+
+
 def test_an_automatic_chunk_size_that_is_given_too_is_measured_once():
     """Of each operation in plain PyTorch what it takes by itself is what its plan says."""
     axes = {"chunk_size": (None, 32, 64), "seq_len": (32, 256)}
