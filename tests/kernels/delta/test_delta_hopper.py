@@ -15,6 +15,7 @@ from delta_cases import Case, draw, failures
 from gluon_on_cpu import DELTA, Deadlock, Machine, launch_delta_on
 
 from tflabench import ops
+from tflabench.kernels.chunkwise_operator import setup_key
 from tflabench.kernels.common import device
 from tflabench.kernels.common.sizes import USUAL, Sizes
 from tflabench.kernels.delta import hopper_plan as plans
@@ -101,6 +102,19 @@ def test_without_gradients_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> N
     with torch.no_grad():
         assert torch.equal(ops.gated_delta_net(**inputs, implementation="hopper"), wanted)
     assert kept == [None]
+
+
+@pytest.mark.parametrize("backward", [True, False])
+def test_the_operator_is_one_to_compilers(backward: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its fake has the shapes and strides of what runs, in one segment and in two."""
+    launch_delta_on(Machine(seed=0, family=DELTA), monkeypatch)
+    q, k, v, g, beta = draw(Case(70, 16, 32, heads=1, sharing=2, dtype=B16))[0].values()
+    key = setup_key("hopper", GATED_DELTA_NET.family, GATED_DELTA_NET.fields, torch.float32, None)
+    for chunk_size in (None, 64):
+        arguments = (q, k, v, g, beta, None, None, None, 0.25, 1.0, chunk_size, backward, key, None, True, None)
+        torch.library.opcheck(
+            torch.ops.tflabench.chunkwise.default, arguments, test_utils=("test_schema", "test_faketensor")
+        )
 
 
 @pytest.mark.parametrize(
