@@ -108,6 +108,8 @@ register(
     Family(
         KdaGate,
         _module("delta.reference"),
+        {"tfla": _kernels("kda.chunkwise")},
+        {"auto": ("tfla",)},
         reference_chunk_size=32,
         batch_from=64,
     )

@@ -33,7 +33,6 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn.functional import pad
 
-from tflabench.kernels.common.contract import Arguments
 from tflabench.kernels.common.cover import cdiv
 from tflabench.kernels.common.launching import enqueue
 from tflabench.kernels.common.rows import load_matrix, load_rows, load_vector, store_matrix, store_rows
@@ -84,12 +83,16 @@ class GradientsConfig:
 
     Attributes:
         first, last: the first chunk has a state before it; the last a gradient after it.
+        later: there are gradients of states after chunks.
+        strict: a step does not read what it writes itself.
         gates: dg is written.
         hidden: columns of v and do at a time.
     """
 
     first: bool
     last: bool
+    later: bool
+    strict: bool
     gates: bool
     levels: int
     reach: float
@@ -196,7 +199,7 @@ def gradients_within(inputs, scale, place, sizes, config: tl.constexpr):
     q_tile = load_rows(inputs.q, place.b, place.h, place.t, place.i, T, d)
     k_tile = load_rows(inputs.k, place.b, place.h, place.t, place.i, T, d)
     ds = products(inputs.do, inputs.v, place, place.t, sizes, config) * scale
-    own = tl.sum(tl.where(r[:, None] == r[None, :], ds, 0.0), 1)[:, None]
+    own = tl.sum(tl.where((r[:, None] == r[None, :]) & (not config.strict), ds, 0.0), 1)[:, None]
     ds = tl.where(r[:, None] > r[None, :], ds, 0.0)
     dq, dk, pairs = pair_gradients(ds, q_tile, k_tile, log2, until, config)
     return dq + own * k_tile.to(tl.float32), dk + own * q_tile.to(tl.float32), pairs
@@ -246,7 +249,7 @@ def tile_gradients(inputs, weighted_q, weighted_k, totals, states, written, scal
         from_before = add_tile(from_before, inputs.do, inputs.v, weighted_k, totals, other, place, sizes, config)
 
     from_after = tl.zeros([TILE, BLOCK], tl.float32)
-    if (place.chunk != place.chunks - 1) | config.last:
+    if config.later & ((place.chunk != place.chunks - 1) | config.last):
         from_after = add_state(from_after, inputs.v, states.after, place, sizes, config)
     for j in range(place.end - 1 - place.tile):
         other = place.end - 1 - j
@@ -285,45 +288,80 @@ def add_passing(g, dg_within, passing, dg, heads, T, d, config: tl.constexpr):
 # --- On the host ------------------------------------------------------------------------------------------------------
 
 
-def gradients(
-    call: GlaCall, arguments: Arguments, do: Tensor, weighted: Weighted, *,
-    states: StatePair, crossing: Tensor, edges: tuple[bool, bool], gates: bool,
-) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
-    """Return dq, dk and dg like q, k and g, dg None without `gates`.
+class Reader(NamedTuple):
+    """What reads a state: tensors (B, H, T, d) in the roles of `GradientInputs`, and what is made of them.
+
+    Attributes:
+        weighted: q and k of tiles; scale: of q.
+        strict: a step does not read what it writes itself.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    g: Tensor
+    do: Tensor
+    weighted: Weighted
+    scale: float
+    strict: bool
+
+
+class DecaySums(NamedTuple):
+    """Name what `Written` has for dg: (B * H, T, d_qk), and (B * H, tiles, d_qk) twice, float32."""
+
+    within: Tensor
+    ending: Tensor
+    beginning: Tensor
+
+    def plus(self, more: DecaySums) -> DecaySums:
+        """Return the sums of two readers, in the place of these."""
+        return DecaySums(*(x.add_(y) for x, y in zip(self, more, strict=True)))
+
+
+def gradients_of_reader(
+    call: GlaCall, reader: Reader, states: StatePair, edges: tuple[bool, bool], *, gates: bool
+) -> tuple[Tensor, Tensor, DecaySums | None]:
+    """Return dq and dk like q and k and, with `gates`, the sums for dg.
 
     Args:
-        states: before chunks, and gradients after them.
+        states: before chunks, and gradients after them, None for none at all.
         edges: whether the first chunk has a state before it, and the last a gradient after it.
     """
-    q, k, v, g, *_ = arguments
-    plan, blocks = call.plan, call.plan.blocks
-    dq, dk = (x.new_empty(x.shape) for x in (q, k))
+    plan, blocks, weighted = call.plan, call.plan.blocks, reader.weighted
+    dq, dk = (x.new_empty(x.shape) for x in (reader.q, reader.k))
     heads, d = plan.batch * plan.heads, plan.d_qk
-
-    def sums(*shape: int) -> Tensor | None:
-        return q.new_empty((heads, *shape, d), dtype=torch.float32) if gates else None
-
-    within, ending, beginning = sums(plan.T), sums(plan.tiles), sums(plan.tiles)
-    config = GradientsConfig(
-        *edges, gates, plan.levels, plan.reach, call.precision, blocks.tile, blocks.block, blocks.hidden
-    )
-    programs = heads * plan.tiles * cdiv(d, blocks.block)
+    sums = None
+    if gates:
+        sums = DecaySums(*(dq.new_empty((heads, n, d), dtype=torch.float32) for n in (plan.T, plan.tiles, plan.tiles)))
     enqueue(
-        tile_gradients, programs,
-        GradientInputs(*map(call.rows, (q, k, v, g, do))), weighted.q, weighted.k, weighted.totals, states,
-        Written(call.rows(dq), call.rows(dk), within, ending, beginning), call.scale,
+        tile_gradients, heads * plan.tiles * cdiv(d, blocks.block),
+        GradientInputs(*map(call.rows, reader[:5])), weighted.q, weighted.k, weighted.totals, states,
+        Written(call.rows(dq), call.rows(dk), *(sums or (None, None, None))), reader.scale,
         OutputSizes(plan.heads, plan.T, d, plan.d_hv, plan.chunk_tiles),
-        config=config, num_warps=8, num_stages=GRADIENT_STAGES if q.element_size() == 2 else 1,
+        config=_config(call, edges, later=states.after is not None, strict=reader.strict, gates=gates),
+        num_warps=8, num_stages=GRADIENT_STAGES if dq.element_size() == 2 else 1,
     )  # fmt: skip
-    if within is None or ending is None or beginning is None:
-        return dq, dk, None
+    return dq, dk, sums
+
+
+def gradients_of_decays(call: GlaCall, g: Tensor, sums: DecaySums, crossing: Tensor) -> Tensor:
+    """Return dg in the dtype of g, of the sums of all readers, and what crosses the start of each chunk."""
+    plan = call.plan
     dg = g.new_empty(g.shape)
     enqueue(
-        add_passing, programs,
-        call.rows(g), within, _passing(plan, crossing, ending, beginning), call.rows(dg), plan.heads, plan.T, d,
-        config=config, num_warps=4,
+        add_passing, plan.batch * plan.heads * plan.tiles * cdiv(plan.d_qk, plan.blocks.block),
+        call.rows(g), sums.within, _passing(plan, crossing, sums.ending, sums.beginning), call.rows(dg),
+        plan.heads, plan.T, plan.d_qk,
+        config=_config(call, (False, False), later=False, strict=False, gates=True), num_warps=4,
     )  # fmt: skip
-    return dq, dk, dg
+    return dg
+
+
+def _config(call: GlaCall, edges: tuple[bool, bool], *, later: bool, strict: bool, gates: bool) -> GradientsConfig:
+    plan, blocks = call.plan, call.plan.blocks
+    return GradientsConfig(
+        *edges, later, strict, gates, plan.levels, plan.reach, call.precision, blocks.tile, blocks.block, blocks.hidden
+    )
 
 
 def _passing(plan: GlaPlan, crossing: Tensor, ending: Tensor, beginning: Tensor) -> Tensor:

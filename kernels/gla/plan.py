@@ -78,7 +78,8 @@ class GlaPlan:
     Attributes:
         chunk_size: steps between two states in memory, a multiple of every tile.
         blocks: how kernels cut it.
-        reach: bits that a channel may close in a tile with one reference for all pairs of its steps.
+        reach: bits that a channel may close in a tile with one reference for all pairs of its steps; negative: no tile
+            has one.
         programs: at least as many should run at once.
     """
 

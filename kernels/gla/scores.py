@@ -82,21 +82,25 @@ def tile_scores(q, k, g, weighted, scale, heads, T, d, config: tl.constexpr):
     store_matrix(weighted.scores, scores, bh, t, r, T, TILE)
 
 
+def empty_weighted(call: GlaCall, q: Tensor) -> Weighted:
+    """Return `Weighted` in the dtype of q, uninitialised."""
+    plan = call.plan
+    heads, T, d = plan.batch * plan.heads, plan.T, plan.d_qk
+    return Weighted(
+        q.new_empty((heads, T, d)),
+        q.new_empty((heads, T, d)),
+        q.new_empty((heads, plan.tiles, d), dtype=torch.float32),
+        q.new_empty((heads, T, plan.blocks.tile)),
+    )
+
+
 def weigh(call: GlaCall, q: Tensor, k: Tensor, g: Tensor) -> Weighted:
     """Return `Weighted` of q, k and g (B, H, T, d_qk), of documents by places."""
-    plan = call.plan
-    B, H, T, d = plan.batch, plan.heads, plan.T, plan.d_qk
-    tile = plan.blocks.tile
-    weighted = Weighted(
-        q.new_empty((B * H, T, d)),
-        k.new_empty((B * H, T, d)),
-        q.new_empty((B * H, plan.tiles, d), dtype=torch.float32),
-        q.new_empty((B * H, T, tile)),
-    )
+    plan, weighted = call.plan, empty_weighted(call, q)
     enqueue(
-        tile_scores, B * H * plan.tiles,
-        *map(call.rows, (q, k, g)), weighted, call.scale, H, T, d,
-        config=ScoresConfig(tile, plan.blocks.channels, plan.levels, plan.reach, call.precision),
+        tile_scores, plan.batch * plan.heads * plan.tiles,
+        *map(call.rows, (q, k, g)), weighted, call.scale, plan.heads, plan.T, plan.d_qk,
+        config=ScoresConfig(plan.blocks.tile, plan.blocks.channels, plan.levels, plan.reach, call.precision),
         num_warps=4, num_stages=1,
     )  # fmt: skip
     return weighted

@@ -15,6 +15,8 @@ from tflabench.kernels.delta import chunkwise, normalize_kernel
 from tflabench.kernels.delta.gating import DELTA_NET, GATED_DELTA_NET, DeltaGate
 from tflabench.kernels.delta.hopper import chunkwise as hopper_chunkwise
 from tflabench.kernels.delta.normalize import EPSILON
+from tflabench.kernels.kda import chunkwise as kda_chunkwise
+from tflabench.kernels.kda.gating import KDA
 from tflabench.kernels.state import State
 
 CASES: dict[str, tuple[Any, ...]] = {  # sm, d_qk, d_hv, dtype, gate, bounds of documents
@@ -24,6 +26,8 @@ CASES: dict[str, tuple[Any, ...]] = {  # sm, d_qk, d_hv, dtype, gate, bounds of 
     "float32": (90, 64, 64, torch.float32, GATED_DELTA_NET, None),
     "documents": (90, 128, 256, torch.bfloat16, DELTA_NET, (0, 100, 1000, 4096)),
     "older": (80, 128, 256, torch.bfloat16, GATED_DELTA_NET, None),
+    "kda": (90, 128, 128, torch.bfloat16, KDA, None),
+    "kda_wide": (90, 128, 256, torch.bfloat16, KDA, None),
     "fused": (90, 128, 128, torch.bfloat16, GATED_DELTA_NET, None),
     "fused_two_parts": (90, 64, 256, torch.bfloat16, DeltaGate(gated=False, beta_max=2), None),
 }
@@ -39,14 +43,15 @@ def launches(
     def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device="meta")
 
-    q, k, v = (empty(B, heads, T, d, dtype=dtype) for heads, d in ((H // 2, d_qk), (H // 2, d_qk), (H, d_hv)))
-    g, beta = empty(B, H, T) if gate.gated else None, empty(B, H, T)
+    kernels = kda_chunkwise if gate.forget_of == "channel" else hopper_chunkwise if fused else chunkwise
+    G = H // 2 if kernels.kernels().shares_heads else H
+    q, k, v = (empty(B, heads, T, d, dtype=dtype) for heads, d in ((G, d_qk), (G, d_qk), (H, d_hv)))
+    g, beta = empty(B, H, T, *[d_qk] * (gate.forget_of == "channel")) if gate.gated else None, empty(B, H, T)
     S = empty(len(bounds) - 1 if bounds else B, H, d_qk, d_hv)
     inputs, options = (
         Arguments(q, k, v, g, beta, State(S)),
         KernelOptions(gate, 0.1, T if fused else 256, bounds=bounds),
     )
-    kernels = hopper_chunkwise if fused else chunkwise
     with catching(sm) as caught:
         o, last, saved = kernels.forward(inputs, options)
         kernels.backward(o, last, inputs, saved, options)
@@ -57,7 +62,8 @@ def launches(
 
 
 FUSED = ("make_inverses", "walk_outputs", "walk_values", "walk_queries_keys", "finish_gates")
-OWN = ("tile_inverses", "walk_errors", "walk_gradients", "normalize_rows", "add_rows", *FUSED)
+KDA_KERNELS = ("tile_operands", "kda_errors", "kda_gradients", "tile_gradients")
+OWN = (*KDA_KERNELS, "tile_inverses", "walk_errors", "walk_gradients", "normalize_rows", "add_rows", *FUSED)
 
 
 def main() -> None:

@@ -42,6 +42,7 @@ from tflabench.kernels.delta.gating import DELTA_NET, GATED_DELTA_NET
 from tflabench.kernels.families import FAMILIES
 from tflabench.kernels.gla import plan as gla_plan
 from tflabench.kernels.gla.gating import GLA
+from tflabench.kernels.kda import plan as kda_plan
 from tflabench.kernels.kda.gating import KDA
 from tflabench.kernels.scalar.plan import hopper_shapes
 from tflabench.kernels.scalar.plan import tfla as tfla_plan
@@ -61,7 +62,7 @@ if TYPE_CHECKING:
     Build = Callable[[Problem, torch.device], Case]
 
 # Of each family of kernels (docs/decisions/README.md counts them): raised when its bits or times change.
-VERSIONS = {"fused": 26, "triton": 5, "gla": 1, "step": 1, "reference": 1, "delta": 2, "fused_delta": 1}
+VERSIONS = {"fused": 26, "triton": 5, "gla": 1, "step": 1, "reference": 1, "delta": 2, "fused_delta": 1, "kda": 1}
 CPU_CHUNK_SIZE = 64  # of the reference where the problem leaves it open: fastest on CPUs up to head dimensions of 256
 
 
@@ -299,6 +300,23 @@ def delta_shared_bytes(problem: Problem, capability: tuple[int, int]) -> int:
     return max(walks.shared_bytes(size, architecture), tfla_shared_bytes(problem, capability))
 
 
+def kda_workspace_bytes(problem: Problem) -> float:
+    """Return the workspace of the Triton kernels of KDA: that of GLA, what k reads with, inverses, R, Z, dk and dg."""
+    p = problem
+    backward = p.pass_ == "fwbw"
+    elements = p.d_qk + delta_plan.TILE + 2 * p.d_hv + backward * (2 * p.d_qk + p.d_hv)
+    more = elements * p.element_bytes + backward * 4 * p.d_qk  # a second dg of steps, float32
+    return gla_workspace_bytes(p) + p.batch * p.heads * p.seq_len * more
+
+
+def kda_shared_bytes(problem: Problem, capability: tuple[int, int]) -> int:
+    """Return the shared memory of the program that needs most: one of the walks, or one of GLA's."""
+    architecture, size = 10 * capability[0] + capability[1], problem.element_bytes
+    chunk_size, device = problem.chunk_size or gla_chunk_size(problem), USUAL._replace(architecture=architecture)
+    _, walks = kda_plan.planned(sizes(problem, group=1), chunk_size, problem.dtype, 1, device)
+    return max(walks.shared_bytes(size, architecture), gla_shared_bytes(problem, capability))
+
+
 # --- What cannot run
 
 
@@ -340,6 +358,13 @@ def refuse_delta(problem: Problem, device: str) -> str | None:
     if reason := refuse_kernels(problem, device) or refuses_dtype(problem.dtype, tiling.DTYPES):
         return reason
     return delta_plan.refuses_sizes(problem.d_qk, problem.d_hv, problem.chunk_size)
+
+
+def refuse_kda(problem: Problem, device: str) -> str | None:
+    """Return why the Triton kernels of Kimi Delta Attention cannot run this, or None."""
+    if reason := refuse_kernels(problem, device) or refuses_dtype(problem.dtype, tiling.DTYPES):
+        return reason
+    return kda_plan.refuses_sizes(problem.d_qk, problem.d_hv, problem.chunk_size)
 
 
 def refuse_fused_delta(problem: Problem, device: str) -> str | None:
@@ -480,7 +505,16 @@ DELTA_RULES = (
         {"l2_normalize": True}, decays=1, counts="gated_delta_net", bound="gated_delta_rule",
     ),
 )  # fmt: skip
-KIMI = {"reference": replace(REFERENCE, cost=partial(counted_cost, usual=partial(family_chunk_size, KDA)), facts=PLAIN)}
+KIMI = {
+    "tfla": Variant(
+        "tfla_{}_xl", "TFLA xl_chunk", partial(counted_cost, usual=gla_chunk_size),
+        TRITON | {
+            "refuses": refuse_kda, "version": VERSIONS["kda"], "shared_bytes": kda_shared_bytes,
+            "workspace_bytes": kda_workspace_bytes, "usual_chunk_size": gla_chunk_size,
+        },
+    ),
+    "reference": replace(REFERENCE, cost=partial(counted_cost, usual=partial(family_chunk_size, KDA)), facts=PLAIN),
+}  # fmt: skip
 KIMI_DELTA_ATTENTION = Recurrence(
     "kda", "KDA", "kda", KDA, partial(delta_inputs, "channel"), KIMI, {"l2_normalize": True},
     gates="strong", decays=1, counts="kda", bound="channel_delta_rule",

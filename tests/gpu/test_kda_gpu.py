@@ -1,0 +1,69 @@
+"""Kimi Delta Attention on a GPU: against float64 with gates of every strength, bit-identical repeats, and fla's."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from delta_cases import Case, computed, distance, draw, expected, failures
+
+from tflabench import ops
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+Kda = partial(Case, channels=True)
+GATES = ("usual", "open", "strong", "resets", "closing")
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+SHAPES = ((16, 16), (48, 80), (128, 128), (128, 256))
+CASES = [
+    # Of few steps more heads: the error of one number says nothing.
+    *(Kda(T, *shape, states=True, heads=16 if T < 63 else 1, dtype=dtype) for T in (1, 15, 63, 64, 100, 1000)
+      for shape in SHAPES for dtype in DTYPES),
+    *(Kda(2048, 128, 128, gates, keys, beta, 128, heads=2, sharing=2, dtype=torch.bfloat16)
+      for gates in GATES for keys in ("random", "alike", "repeated") for beta in ("usual", 1.0, 2.0)),
+    *(Kda(1000, 64, 64, "closing", L=L, dtype=dtype, layout="bthd") for L in (16, 64, 1024) for dtype in DTYPES),
+    *(Kda(500, 256, 512, dtype=dtype, states=True) for dtype in DTYPES),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_forward_and_every_gradient(case: Case) -> None:
+    assert failures(case) == []
+
+
+def test_repeated_runs_are_the_same_to_the_bit() -> None:
+    case = Kda(4096, 128, 256, "strong", heads=8, sharing=2, L=256, dtype=torch.bfloat16, states=True)
+    inputs, grads = draw(case)
+    first = computed(case, inputs, grads)
+    for _ in range(20):
+        again = computed(case, inputs, grads)
+        assert [name for name, x in first.items() if not torch.equal(x, again[name])] == []
+
+
+def test_it_is_captured_in_a_graph_and_compiled() -> None:
+    inputs: Any = draw(Kda(1000, 64, 64, dtype=torch.bfloat16))[0] | {"implementation": "tfla"}
+    wanted = ops.kda(**inputs)
+    assert torch.equal(torch.compile(ops.kda, fullgraph=True)(**inputs), wanted)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        o = ops.kda(**inputs)
+    o.zero_()
+    graph.replay()
+    assert torch.equal(o, wanted)
+
+
+@pytest.mark.usefixtures("untuned")
+@pytest.mark.parametrize("gates", ["usual", "strong"])
+def test_fla_computes_the_same(gates: str) -> None:
+    """Both against float64: ours is at most twice as far from it as fla."""
+    theirs = pytest.importorskip("fla.ops.kda").chunk_kda
+    case = Kda(1000, 128, 128, gates, heads=4, dtype=torch.bfloat16)
+    inputs, grads = draw(case)
+    truth = expected(case, inputs, grads, torch.float64)
+    given: Any = {name: x.transpose(1, 2).contiguous() for name, x in inputs.items()}
+    other, last = theirs(**given, output_final_state=True)
+    mine = computed(case, inputs, grads)
+    assert distance(mine["o"], truth["o"]) <= 2 * distance(other.transpose(1, 2), truth["o"])
+    assert distance(mine["S"], truth["S"]) <= 2 * distance(last, truth["S"])
