@@ -199,10 +199,13 @@ def gradients_within(inputs, scale, place, sizes, config: tl.constexpr):
     q_tile = load_rows(inputs.q, place.b, place.h, place.t, place.i, T, d)
     k_tile = load_rows(inputs.k, place.b, place.h, place.t, place.i, T, d)
     ds = products(inputs.do, inputs.v, place, place.t, sizes, config) * scale
-    own = tl.sum(tl.where((r[:, None] == r[None, :]) & (not config.strict), ds, 0.0), 1)[:, None]
+    own = tl.sum(tl.where(r[:, None] == r[None, :], ds, 0.0), 1)[:, None]
     ds = tl.where(r[:, None] > r[None, :], ds, 0.0)
     dq, dk, pairs = pair_gradients(ds, q_tile, k_tile, log2, until, config)
-    return dq + own * k_tile.to(tl.float32), dk + own * q_tile.to(tl.float32), pairs
+    if not config.strict:
+        dq += own * k_tile.to(tl.float32)
+        dk += own * q_tile.to(tl.float32)
+    return dq, dk, pairs
 
 
 @triton.jit
@@ -249,8 +252,9 @@ def tile_gradients(inputs, weighted_q, weighted_k, totals, states, written, scal
         from_before = add_tile(from_before, inputs.do, inputs.v, weighted_k, totals, other, place, sizes, config)
 
     from_after = tl.zeros([TILE, BLOCK], tl.float32)
-    if config.later & ((place.chunk != place.chunks - 1) | config.last):
-        from_after = add_state(from_after, inputs.v, states.after, place, sizes, config)
+    if config.later:  # noqa: SIM102  a constant decides alone
+        if (place.chunk != place.chunks - 1) | config.last:
+            from_after = add_state(from_after, inputs.v, states.after, place, sizes, config)
     for j in range(place.end - 1 - place.tile):
         other = place.end - 1 - j
         from_after = add_tile(from_after, inputs.v, inputs.do, weighted_q, totals, other, place, sizes, config)

@@ -19,7 +19,9 @@ class KdaOptions(DeltaTerms, total=False):
 
     Attributes:
         scale, initial_state, cu_seqlens, chunk_size, layout: as in `Options`.
-        implementation: "auto", the default, or "reference", plain PyTorch on any device: there are no kernels yet.
+        implementation: "auto", the default, is "tfla" where it runs, else "reference" (CPU, float64, head dimensions
+            that are no multiple of 16). "tfla": TFLA with the delta rule and a decay a channel, in Triton, for d_qk up
+            to 256.
     """
 
     scale: float | None

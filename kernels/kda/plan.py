@@ -25,3 +25,10 @@ def planned(sizes: Sizes, chunk_size: int, dtype: str, beta_max: int, device: De
     element_bytes = 4 if dtype == "float32" else 2
     walk = WalkTiles.of(sizes, plan.chunk_size, element_bytes, beta_max, device)
     return plan, replace(walk, rows=plan.blocks.tile)
+
+
+def shared_bytes(walk: WalkTiles, size: int, architecture: int) -> int:
+    """Return what Triton allots a program of a walk of shared memory, at most, for elements of `size` bytes."""
+    columns = 2 * walk.backward.columns  # of do and R
+    tile = walk.rows * (3 * walk.channels + columns + (walk.parts + 1) * walk.rows)
+    return size * tiling.buffered(walk.stages, architecture) * tile + tiling.SMALL_BUFFERS

@@ -118,6 +118,6 @@ def operands_of(call: KdaCall, q: Tensor, k: Tensor, g: Tensor, beta: Tensor, *,
             reverse, tile, plan.blocks.channels, plan.levels, plan.reach, parts, precision,
             "tf32" if q.element_size() == 2 else precision,
         ),
-        num_warps=4, num_stages=1,
+        num_warps=8, num_stages=1,
     )  # fmt: skip
     return operands

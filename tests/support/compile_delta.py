@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import triton
 from compile_tfla import Launch, catching, compiled
+from compiled import EVERY
 
 from tflabench.kernels.common.contract import Arguments, KernelOptions
 from tflabench.kernels.delta import chunkwise, normalize_kernel
@@ -55,14 +56,14 @@ def launches(
     with catching(sm) as caught:
         o, last, saved = kernels.forward(inputs, options)
         kernels.backward(o, last, inputs, saved, options)
-        if not fused:
+        if kernels is chunkwise:
             normalize_kernel.forward(q, EPSILON)
             normalize_kernel.backward(q, q, EPSILON)
     return caught
 
 
 FUSED = ("make_inverses", "walk_outputs", "walk_values", "walk_queries_keys", "finish_gates")
-KDA_KERNELS = ("tile_operands", "kda_errors", "kda_gradients", "tile_gradients")
+KDA_KERNELS = ("kda_errors", "kda_gradients", *["tile_operands", "tile_gradients"] * EVERY)  # a minute
 OWN = (*KDA_KERNELS, "tile_inverses", "walk_errors", "walk_gradients", "normalize_rows", "add_rows", *FUSED)
 
 

@@ -314,7 +314,7 @@ def kda_shared_bytes(problem: Problem, capability: tuple[int, int]) -> int:
     architecture, size = 10 * capability[0] + capability[1], problem.element_bytes
     chunk_size, device = problem.chunk_size or gla_chunk_size(problem), USUAL._replace(architecture=architecture)
     _, walks = kda_plan.planned(sizes(problem, group=1), chunk_size, problem.dtype, 1, device)
-    return max(walks.shared_bytes(size, architecture), gla_shared_bytes(problem, capability))
+    return max(kda_plan.shared_bytes(walks, size, architecture), gla_shared_bytes(problem, capability))
 
 
 # --- What cannot run

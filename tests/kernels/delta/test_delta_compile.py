@@ -9,11 +9,13 @@ from compiled import EVERY, compiled_under
 
 from tflabench.kernels.common.sizes import SHARED_MEMORY, USUAL, Sizes
 from tflabench.kernels.delta.plan import WalkTiles
+from tflabench.kernels.kda.plan import planned, shared_bytes
 
 
 @pytest.mark.parametrize("triton", ["installed", "oldest"] if EVERY else ["installed"])
 def test_kernels_fit_the_chip(triton: str) -> None:
-    compiled = compiled_under(triton, "compile_delta.py", "wide", "fused")["kernels"]
+    compiled = compiled_under(triton, "compile_delta.py", "wide", "fused", "kda")["kernels"]
+    check_of_channels([kernel for kernel in compiled if kernel["case"] == "kda"], triton)
     fused = [kernel for kernel in compiled if kernel["case"] == "fused"]
     kernels = [kernel for kernel in compiled if kernel["case"] == "wide"]
     check_fused(fused)
@@ -40,3 +42,15 @@ def check_fused(kernels: list[dict[str, Any]]) -> None:
         assert kernel["spilled_bytes"] <= 128 * kernel["kernel"].startswith("walk"), kernel
         assert kernel["shared_bytes"] <= SHARED_MEMORY[90], kernel
         assert not kernel["warnings"], kernel
+
+
+def check_of_channels(kernels: list[dict[str, Any]], triton: str) -> None:
+    """Kernels with a decay a channel spill nothing, but for those of GLA what they may spill there."""
+    assert {"kda_errors", "kda_gradients"} <= {kernel["kernel"] for kernel in kernels}
+    _, walk = planned(Sizes(2, 16, 16, 4096, 128, 128), 256, "bfloat16", 1, USUAL)
+    for kernel in kernels:
+        of_gla = kernel["kernel"] == "tile_gradients"
+        assert kernel["spilled_bytes"] <= 700 * of_gla, kernel
+        assert set(kernel["warnings"]) <= ({"C7515"} if of_gla and triton == "oldest" else set()), kernel
+        assert kernel["tensor_cores"], kernel
+        assert kernel["shared_bytes"] <= shared_bytes(walk, 2, 90), kernel
