@@ -177,14 +177,17 @@ def test_filters_sorting_and_pages_of_the_table(opened, written):
     assert page.inner_text("#count").endswith(f"of {wanted} rows")
     page.fill("#filter-pass", "backward")
     assert all("backward" in line for line in texts(page, "#rows tbody tr"))
-    page.click("#sort-ms_median")
     place = texts(page, "#rows thead tr:first-child th").index("median [ms]") + 1
-    times = [float(one) for one in texts(page, f"#rows tbody td:nth-child({place})") if one]
-    assert len(times) > 5
-    assert times == sorted(times)
+
+    def times() -> list[float]:
+        return [float(one) for one in texts(page, f"#rows tbody td:nth-child({place})") if one]
+
+    assert len(times()) > 5
+    assert times() == sorted(times()), "from the start"
+    page.click("#sort-ms_median")
+    assert times() == sorted(times(), reverse=True)
     page.keyboard.press("Enter")
-    again = [float(one) for one in texts(page, f"#rows tbody td:nth-child({place})") if one]
-    assert again == sorted(again, reverse=True)
+    assert times() == sorted(times())
     page.fill("#filter-pass", "no such pass")
     assert page.inner_text("#count") == "no row fits the filters"
 
@@ -210,7 +213,7 @@ def test_only_this_and_hide_act_on_chart_and_table(opened, written, tmp_path):
         page.click("#csv")
     download.value.save_as(tmp_path / "rows.csv")
     lines = (tmp_path / "rows.csv").read_text().splitlines()
-    assert (len(lines), lines[0].split(",")[:2]) == (names.count(name) + 1, ["kernel", "name"])
+    assert (len(lines), lines[0].split(",")[0]) == (names.count(name) + 1, "kernel")
     page.click("#clear")
     assert page.inner_text("#count").endswith(f"of {len(names)} rows")
 
