@@ -1,7 +1,10 @@
 """Run forward and backward of the fused kernels of the delta rule, by the names of `backends`.
 
 forward:  inverses of tiles (inverses) -> o and errors (forward)
-backward: dv and gradients of states (backward_dv) -> dq, dk, sums of gates (backward_dqk)
+backward: dv and gradients of states (backward_dv) -> dq, dk, sums (backward_dqk) -> dg, dbeta (gates)
+
+Where there are segments, the walk for o, and that for dv, come twice: first as a pass that writes states alone, which
+`joined` makes into those that segments start from.
 """
 
 from __future__ import annotations
