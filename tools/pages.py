@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import combinations
 from math import inf
 from pathlib import Path
 from textwrap import fill
@@ -142,6 +143,23 @@ def _tokens_from(rows: Iterable[Row], pass_: str) -> int:
     return 1000 * round(most / 1000)
 
 
+def occasions(results: Path) -> Iterator[str]:
+    """Yield how often an interval holds the ratio of the other occasion, and how far single times have moved."""
+    yield "| folder and its repeat | ratios | interval holds | times | largest move |"
+    yield "|---|---:|---:|---:|---:|"
+    for folder in (f"{gpu}/paper-fig{figure}" for gpu in ("h100", "h200") for figure in (4, 12)):
+        first, again = ({r.point: r for r in ok_rows(results / f"{folder}{end}")} for end in ("", "-repeat"))
+        times = [(row, again[point]) for point, row in first.items() if point in again]
+        times = [pair for pair in times if not any(row.throttled for row in pair)]
+        holds = []
+        for one, other in combinations(times, 2):
+            both = [ratio(*rows, allow_throttled=True) for rows in zip(one, other, strict=True)]
+            if both[0] and both[1]:
+                holds += [abs(both[1].value - both[0].value) < over.margin for over in both if over]
+        moved = max((b.ms_median or 0) / (a.ms_median or 1) - 1 for pair in times for a, b in (pair, pair[::-1]))
+        yield f"| {folder} | {len(holds) // 2:,} | {sum(holds) / len(holds):.1%} | {len(times)} | {moved:.1%} |"
+
+
 def throttled(results: Path) -> Iterator[str]:
     """Yield how many rows of the quick look were throttled."""
     rows = [row for row in read_results(results / "h100" / "quick").rows if row.ms_median]
@@ -230,7 +248,7 @@ def model_errors(_: Path) -> Iterator[str]:
 BLOCKS = {
     function.__name__: function
     for function in (
-        readme_table, throttled, host_times, gla_ratios, gla_published, of_bound, best_chunk, model_errors
+        readme_table, occasions, throttled, host_times, gla_ratios, gla_published, of_bound, best_chunk, model_errors
     )
 }  # fmt: skip
 
