@@ -23,8 +23,9 @@ def planned(sizes: Sizes, chunk_size: int, dtype: str, beta_max: int, device: De
     """Return the plan of a call, as for Gated Linear Attention, and the tiles of its walks."""
     plan = replace(GlaPlan.of(sizes, chunk_size, dtype, device.multiprocessors), reach=EVERY_GATE)
     element_bytes = 4 if dtype == "float32" else 2
-    walk = WalkTiles.of(sizes, plan.chunk_size, element_bytes, beta_max, device)
-    return plan, replace(walk, rows=plan.blocks.tile)
+    walk = replace(WalkTiles.of(sizes, plan.chunk_size, element_bytes, beta_max, device), rows=plan.blocks.tile)
+    fits = shared_bytes(walk, element_bytes, device.architecture) <= device.shared_memory
+    return plan, walk if fits else replace(walk, stages=1)
 
 
 def shared_bytes(walk: WalkTiles, size: int, architecture: int) -> int:
