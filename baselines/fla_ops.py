@@ -9,6 +9,7 @@ of pre-activations; the delta rules normalise q and k inside their kernels.
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -35,6 +36,8 @@ PACKAGE, PARTS = "flash-linear-attention", ("fla-core",)
 OWNER = Owner("fla", "green")
 CHUNK_SIZE = 64  # what fla uses by itself
 NORM_EPS = 1e-6  # of fla's l2norm
+# Packages that fla hands calls to where they are installed: they are baselines of their own, or none.
+HANDED_ON = {"FLA_FLASH_QLA": "0", "FLA_FLASH_KDA": "0"}
 
 
 def retention_decay(head: Tensor, heads: int) -> Tensor:
@@ -171,6 +174,7 @@ def sound_function(op: Op, problem: Problem, device: torch.device) -> Callable[.
         Unsupported: this version of fla has the function no more, or refuses its backward pass on this GPU.
     """
     require_capability(device, 8)
+    os.environ.update(HANDED_ON)
     function = getattr(module_of(op), op.function)
     if "q" not in inspect.signature(function).parameters:  # only a message is left of it
         raise Unsupported(f"this version of fla has no {op.function} any more")

@@ -24,7 +24,7 @@ CASES = [
     *(Kda(2048, 128, 128, gates, keys, beta, 128, heads=2, sharing=2, dtype=torch.bfloat16)
       for gates in GATES for keys in ("random", "alike", "repeated") for beta in ("usual", 1.0, 2.0)),
     *(Kda(1000, 64, 64, "closing", L=L, dtype=dtype, layout="bthd") for L in (16, 64, 1024) for dtype in DTYPES),
-    *(Kda(500, 256, 512, dtype=dtype, states=True) for dtype in DTYPES),
+    *(Kda(500, 128, 512, dtype=dtype, states=True) for dtype in DTYPES),
 ]  # fmt: skip
 
 

@@ -68,6 +68,6 @@ def test_the_operator_is_one_to_compilers() -> None:
 
 
 def test_what_the_kernels_do_not_take_is_named() -> None:
-    x = torch.zeros(1, 2, 8, 272)
-    with pytest.raises(ValueError, match="tfla takes a d_qk up to 256, not 272"):
-        ops.kda(x, x, x, x, x[..., 0], implementation="tfla", initial_state=State(torch.zeros(1, 2, 272, 272)))
+    x = torch.zeros(1, 2, 8, 144)
+    with pytest.raises(ValueError, match="tfla takes a d_qk up to 128, not 144"):
+        ops.kda(x, x, x, x, x[..., 0], implementation="tfla", initial_state=State(torch.zeros(1, 2, 144, 144)))
