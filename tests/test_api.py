@@ -187,7 +187,7 @@ def test_verify_checks_what_the_command_does(monkeypatch):
 def test_profile_takes_apart_what_the_command_does(monkeypatch):
     monkeypatch.setattr(point, "profile", lambda point, machine, **options: (point.problem, options["calls"]))
     seen: Any = tflabench.profile(device="cpu", seq_len=32, chunk_size=16, calls=3)
-    assert seen == (Problem(1, 2, 32, 64, 128, chunk_size=16, dtype="float32", pass_="fw"), 3)
+    assert seen == (Problem(1, 2, 32, 64, 128, chunk_size=16, dtype="float32", pass_="fw", gates="usual"), 3)
     with pytest.raises(InputError, match="calls is 0"):
         tflabench.profile(device="cpu", calls=0)
     with pytest.raises(InputError, match="it must match one"):

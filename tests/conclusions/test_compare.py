@@ -300,7 +300,7 @@ def test_the_mean_is_over_what_is_judged_and_what_ran_nowhere_is_one_line(tmp_pa
     nowhere = [row(seq_len=n, ms=None, status="unsupported") for n in (8, 16)]
     a = write(tmp_path / "a", [row(), row(seq_len=512), *nowhere])
     b = write(tmp_path / "b", [row(ms=0.5), row(seq_len=512, ms=0.1, throttled=True), *nowhere])
-    said = compare(a, b).stdout
+    said = " ".join(compare(a, b).stdout.split())  # lines are as wide as the terminal
     assert "B took 0.500 times as long as A (geometric mean of 1 points)" in said
     assert f"2 points ran on neither side, among them {nowhere[0].point}" in said
     assert said.count("unsupported") == 0
