@@ -29,7 +29,7 @@ B16 = torch.bfloat16
 SMALL = Case(200, 16, 16, L=1024, states=True, heads=2, sharing=2, dtype=B16)  # 4 heads, by 3 programs
 CASES = [
     Case(3, 48, 80, dtype=B16, heads=2, states=True),
-    Case(64, 128, 128, "none", "alike", 1.0, dtype=B16, layout="bthd"),
+    Case(64, 128, 128, "none", "alike", 1.0, heads=2, dtype=B16, layout="bthd"),
     Case(200, 64, 192, "resets", beta=2.0, sharing=2, dtype=B16, states=True),  # in segments of one tile
     Case(200, 16, 16, "none", "alike", 1.0, L=128, dtype=B16),
     Case(130, 96, 192, "resets", "repeated", 1.0, L=1024, dtype=B16, states=True),
