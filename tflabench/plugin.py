@@ -25,8 +25,8 @@ define IMPLEMENTATIONS, or such tuples themselves. In its pyproject.toml:
 
 from tflabench.implementations.adapter import (
     Case,
+    FinalStates,
     Implementation,
-    States,
     SuffixSum,
     Unsupported,
     attention_inputs,
@@ -44,12 +44,12 @@ __all__ = [
     "Case",
     "Cost",
     "Family",
+    "FinalStates",
     "GateCounts",
     "Gating",
     "Implementation",
     "Problem",
     "Recurrence",
-    "States",
     "SuffixSum",
     "Unsupported",
     "Variant",

@@ -30,7 +30,7 @@ from tflabench.kernels.gla.tiles import load_gates, pair_scores, sums_of_segment
 from .call import KdaCall
 
 
-class Operands(NamedTuple):
+class TileOperands(NamedTuple):
     """Name what the kernel writes.
 
     Attributes:
@@ -67,7 +67,7 @@ class OperandsConfig:
 
 @triton.jit(do_not_specialize=["heads"])
 def tile_operands(q, k, g, beta, operands, scale, heads, T, d, config: tl.constexpr):
-    """Write `Operands` of one tile of one head, of q, k, g, `rows.Rows`, and beta (B * H, T) float32."""
+    """Write `TileOperands` of one tile of one head, of q, k, g, `rows.Rows`, and beta (B * H, T) float32."""
     TILE: tl.constexpr = config.tile
     BLOCK: tl.constexpr = config.block
     PARTS: tl.constexpr = config.parts
@@ -104,12 +104,12 @@ def tile_operands(q, k, g, beta, operands, scale, heads, T, d, config: tl.conste
         x -= rounded.to(tl.float32)
 
 
-def operands_of(call: KdaCall, q: Tensor, k: Tensor, g: Tensor, beta: Tensor, *, reverse: bool) -> Operands:
-    """Return `Operands` of q, k and g (B, H, T, d_qk), and beta (B, H, T) float32."""
+def operands_of(call: KdaCall, q: Tensor, k: Tensor, g: Tensor, beta: Tensor, *, reverse: bool) -> TileOperands:
+    """Return `TileOperands` of q, k and g (B, H, T, d_qk), and beta (B, H, T) float32."""
     plan = call.gla.plan
     heads, T, d, tile, parts = plan.batch * plan.heads, plan.T, plan.d_qk, plan.blocks.tile, call.walk.parts
     weighted: Weighted = empty_weighted(call.gla, q)
-    operands = Operands(weighted, q.new_empty((heads, T, d)), q.new_empty((heads * plan.tiles * parts, tile, tile)))
+    operands = TileOperands(weighted, q.new_empty((heads, T, d)), q.new_empty((heads * plan.tiles * parts, tile, tile)))
     precision = call.gla.precision
     enqueue(
         tile_operands, heads * plan.tiles,

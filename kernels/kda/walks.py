@@ -36,7 +36,7 @@ from tflabench.kernels.delta.walks import (
 )
 
 from .call import KdaCall
-from .tiles import Operands
+from .tiles import TileOperands
 
 
 class WalkSums(NamedTuple):
@@ -163,7 +163,9 @@ class KdaGradients(NamedTuple):
     crossing: Tensor
 
 
-def errors_and_states(call: KdaCall, v: Tensor, beta: Tensor, operands: Operands, first: Tensor | None) -> KdaErrors:
+def errors_and_states(
+    call: KdaCall, v: Tensor, beta: Tensor, operands: TileOperands, first: Tensor | None
+) -> KdaErrors:
     """Return `KdaErrors` of v (B, H, T, d_hv) and beta (B, H, T) float32; `first`: float32, None for zero."""
     errors, written = (torch.empty_like(v, memory_format=torch.contiguous_format) for _ in range(2))
     matrices = _matrices(call, v, operands, first)
@@ -172,7 +174,7 @@ def errors_and_states(call: KdaCall, v: Tensor, beta: Tensor, operands: Operands
 
 
 def gradients_of_states(
-    call: KdaCall, errors: Tensor, beta: Tensor, do: Tensor, operands: Operands, states: Tensor, last: Tensor | None
+    call: KdaCall, errors: Tensor, beta: Tensor, do: Tensor, operands: TileOperands, states: Tensor, last: Tensor | None
 ) -> KdaGradients:
     """Return `KdaGradients`; states: those of forward; last: the gradient of the last one, float32, None for zero."""
     plan, tiles = call.gla.plan, call.walk.backward
@@ -186,7 +188,7 @@ def gradients_of_states(
     return KdaGradients(dv, sums.dbeta.sum(2), matrices.states, matrices.after, sums.crossing.sum(3))
 
 
-def _matrices(call: KdaCall, v: Tensor, operands: Operands, before: Tensor | None) -> DeltaMatrices:
+def _matrices(call: KdaCall, v: Tensor, operands: TileOperands, before: Tensor | None) -> DeltaMatrices:
     plan = call.gla.plan
     states = v.new_empty((plan.batch * plan.heads * plan.chunks, plan.d_qk, plan.d_hv))
     after = v.new_empty((plan.batch, plan.heads, plan.d_qk, plan.d_hv), dtype=torch.float32)
@@ -194,7 +196,7 @@ def _matrices(call: KdaCall, v: Tensor, operands: Operands, before: Tensor | Non
 
 
 def _launch(
-    call: KdaCall, tiles: WalkTiles, walk: Any, tensors: list[Any], operands: Operands, matrices: DeltaMatrices,
+    call: KdaCall, tiles: WalkTiles, walk: Any, tensors: list[Any], operands: TileOperands, matrices: DeltaMatrices,
     *sums: WalkSums,
 ) -> None:  # fmt: skip
     plan = call.gla.plan

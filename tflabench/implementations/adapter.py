@@ -74,7 +74,7 @@ def suffix_sum(terms: Tensor, dim: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class States:
+class FinalStates:
     """The states that a call leaves, by name, with batch, heads and time (of size 1) where the output has them.
 
     Attributes:
@@ -119,7 +119,7 @@ class Case:
     as_kernels_do: Callable[[Mapping[str, Tensor], Mapping[str, Tensor]], Mapping[str, SuffixSum]] | None = None
     linear: str | None = None
     writes: tuple[str, ...] = ()
-    states: States | None = None
+    states: FinalStates | None = None
     details: dict[str, object] = field(default_factory=dict)
 
 

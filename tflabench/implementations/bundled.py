@@ -15,9 +15,9 @@ from tflabench.implementations.adapter import (
     OURS,
     PYTORCH,
     Case,
+    FinalStates,
     Formulation,
     Implementation,
-    States,
     attention_inputs,
     decayed_inputs,
     draw,
@@ -153,7 +153,7 @@ def build_step(gate: Gate, problem: Problem, device: torch.device) -> Case:
     def forward() -> Tensor:
         return step(q, k, v, f, i, before, gate=gate, out=after)[:, :, None]
 
-    states = States(lambda: _with_time(after), lambda inputs: _with_time(_reference_step(gate, inputs)[1]))
+    states = FinalStates(lambda: _with_time(after), lambda inputs: _with_time(_reference_step(gate, inputs)[1]))
     oracle = partial(step_oracle, gate)
     return Case(inputs=inputs, forward=forward, oracle=oracle, states=states, details={"kernel": "step"})
 

@@ -16,8 +16,8 @@ from tflabench.implementations.adapter import (
     PYTORCH,
     Case,
     Family,
+    FinalStates,
     Implementation,
-    States,
     Unsupported,
     draw,
 )
@@ -163,7 +163,7 @@ def build_step(op: Recurrence, problem: Problem, device: torch.device) -> Case:
         sequence = {name: x for name, x in inputs.items() if name != "state"}
         return oracle(op, sequence, initial_state=State(inputs["state"][:, 0]), return_last_state=True)
 
-    states = States(lambda: {"C": after.C[:, None]}, lambda inputs: {"C": of_sequence(inputs)[1].C[:, None]})
+    states = FinalStates(lambda: {"C": after.C[:, None]}, lambda inputs: {"C": of_sequence(inputs)[1].C[:, None]})
     return Case(
         inputs=inputs,
         forward=forward,
