@@ -9,7 +9,7 @@ from tflabench.kernels.common.sizes import Device, Sizes
 from tflabench.kernels.delta.plan import WalkTiles
 from tflabench.kernels.gla.plan import GlaPlan
 
-LARGEST_D_QK = 128  # at 256/512 a kernel reads outside of its tensors on an H100
+LARGEST_D_QK = 128  # at 256/512 a kernel reads outside of its tensors
 EVERY_GATE = -1.0  # a `GlaPlan.reach` of no tile: all are cut into halves, so that times do not depend on the gates
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from tflabench.bench import measure
 from tflabench.bench.comparison_run import PointRun
 from tflabench.bench.protocol import SHORT
 from tflabench.bench.timing import SURE
@@ -21,9 +23,26 @@ from tflabench.plugin import mlstm_kernel
 from tflabench.problem import Problem
 from tflabench.selection.points import Point
 
+TAKE_TURN = measure.take_turn
+
+
+class WorkClock:
+    """A clock that what is computed moves on, whatever the machine does: a millisecond a result, 0.1 ms a look."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def now(self) -> float:
+        self.seconds += 1e-4
+        return self.seconds
+
+
+CLOCK = WorkClock()
+
 
 def right(q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor) -> Tensor:
     """(B, H, T, d_hv), as the operation has it."""
+    CLOCK.seconds += 1e-3
     return reference.chunkwise(q, k, v, f, i, gate=GATES["sig"], chunk_size=64)[0]
 
 
@@ -207,8 +226,10 @@ def problem_of(name: str) -> Problem:
 
 
 def measured(impl: Implementation, problem: Problem, monkeypatch: Any, device: str = "cpu") -> dict[str, Any]:
-    """The columns of the row of a point that was prepared and had its turns."""
+    """The columns of the row of a point that was prepared and had its turns, on a CPU by the `WorkClock`."""
     monkeypatch.setattr(registry, "_plugged", [impl])
+    if device == "cpu":
+        monkeypatch.setattr(measure, "take_turn", partial(TAKE_TURN, now=CLOCK.now))
     answers: list[dict[str, Any]] = []
     worker = Worker(device, answers.append)
     worker.start([], None)
