@@ -293,7 +293,7 @@ def add_passing(g, dg_within, passing, dg, heads, T, d, config: tl.constexpr):
 
 
 class Reader(NamedTuple):
-    """What reads a state: tensors (B, H, T, d) in the roles of `GradientInputs`, and what is made of them.
+    """Name what reads a state: tensors (B, H, T, d) in the roles of `GradientInputs`, and what is made of them.
 
     Attributes:
         weighted: q and k of tiles; scale: of q.

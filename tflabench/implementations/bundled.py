@@ -346,25 +346,13 @@ def refuse_tfla(one_level: bool, problem: Problem, device: str) -> str | None:
     return tfla_plan.refuses_sizes(problem.d_qk, problem.d_hv, problem.chunk_size, levels)
 
 
-def refuse_gla(problem: Problem, device: str) -> str | None:
-    """Return why the Triton kernels of GLA cannot run this, or None."""
+def refuse_triton(
+    refuses_sizes: Callable[[int, int, int | None], str | None], problem: Problem, device: str
+) -> str | None:
+    """Return why Triton kernels that take what `refuses_sizes` lets pass cannot run this, or None."""
     if reason := refuse_kernels(problem, device) or refuses_dtype(problem.dtype, tiling.DTYPES):
         return reason
-    return tiling.refuses_sizes(problem.d_qk, problem.d_hv, problem.chunk_size)
-
-
-def refuse_delta(problem: Problem, device: str) -> str | None:
-    """Return why the Triton kernels of the delta rules cannot run this, or None."""
-    if reason := refuse_kernels(problem, device) or refuses_dtype(problem.dtype, tiling.DTYPES):
-        return reason
-    return delta_plan.refuses_sizes(problem.d_qk, problem.d_hv, problem.chunk_size)
-
-
-def refuse_kda(problem: Problem, device: str) -> str | None:
-    """Return why the Triton kernels of Kimi Delta Attention cannot run this, or None."""
-    if reason := refuse_kernels(problem, device) or refuses_dtype(problem.dtype, tiling.DTYPES):
-        return reason
-    return kda_plan.refuses_sizes(problem.d_qk, problem.d_hv, problem.chunk_size)
+    return refuses_sizes(problem.d_qk, problem.d_hv, problem.chunk_size)
 
 
 def refuse_fused_delta(problem: Problem, device: str) -> str | None:
@@ -447,7 +435,8 @@ CHANNEL_GATES = {
     "tfla": Variant(
         "tfla_{}_xl", "TFLA xl_chunk", partial(counted_cost, usual=gla_chunk_size),
         TRITON | {
-            "refuses": refuse_gla, "version": VERSIONS["gla"], "shared_bytes": gla_shared_bytes,
+            "refuses": partial(refuse_triton, tiling.refuses_sizes), "version": VERSIONS["gla"],
+            "shared_bytes": gla_shared_bytes,
             "workspace_bytes": gla_workspace_bytes, "usual_chunk_size": gla_chunk_size,
         },
     ),
@@ -489,7 +478,8 @@ DELTA = {
     "tfla": Variant(
         "tfla_{}_xl", "TFLA xl_chunk", partial(counted_cost, usual=tfla_chunk_size),
         TRITON | {
-            "refuses": refuse_delta, "version": VERSIONS["delta"], "shared_bytes": delta_shared_bytes,
+            "refuses": partial(refuse_triton, delta_plan.refuses_sizes), "version": VERSIONS["delta"],
+            "shared_bytes": delta_shared_bytes,
             "workspace_bytes": delta_workspace_bytes, "usual_chunk_size": tfla_chunk_size,
         },
     ),
@@ -509,7 +499,8 @@ KIMI = {
     "tfla": Variant(
         "tfla_{}_xl", "TFLA xl_chunk", partial(counted_cost, usual=gla_chunk_size),
         TRITON | {
-            "refuses": refuse_kda, "version": VERSIONS["kda"], "shared_bytes": kda_shared_bytes,
+            "refuses": partial(refuse_triton, kda_plan.refuses_sizes), "version": VERSIONS["kda"],
+            "shared_bytes": kda_shared_bytes,
             "workspace_bytes": kda_workspace_bytes, "usual_chunk_size": gla_chunk_size,
         },
     ),

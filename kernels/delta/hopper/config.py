@@ -32,7 +32,7 @@ class DeltaWalkConfig(KernelConfig, DeltaWalkShape):
 
     @property
     def reads_queries(self) -> bool:
-        """Whether q is read, and there are scores."""
+        """Tell whether q is read, and scores are made."""
         return self.reverse or not self.states_only
 
     @property

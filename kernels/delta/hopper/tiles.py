@@ -1,5 +1,5 @@
 # type: ignore   # Gluon: what runs on the device has no types that a Python checker knows
-"""What the kernels of the delta rule know of a tile of 64 steps beside q, k and v: gates, strengths, decays, scores."""
+"""A tile of 64 steps of the fused delta rules, but for q, k and v: gates, strengths, decays, scores."""
 
 from typing import Any, NamedTuple
 

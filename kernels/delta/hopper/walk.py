@@ -1,5 +1,5 @@
 # type: ignore   # Gluon: what runs on the device has no types that a Python checker knows
-"""What the walks for o (forward.py) and for dv (backward_dv.py) share.
+"""Partitions and buffers of the walks for o (forward.py) and for dv (backward_dv.py).
 
 A tile has 64 steps, b are the sums of its log2 gates from its first step on, s = sqrt(beta), S is the state before it:
 
