@@ -1,13 +1,15 @@
-"""Runs fla's own tests of GLA against our functions, a pytest plugin.
+"""Runs fla's own tests of GLA and of the delta rules against our functions, a pytest plugin.
 
     git clone https://github.com/fla-org/flash-linear-attention
-    PYTHONPATH=tests/support pytest -p fla_cases flash-linear-attention/tests/ops/test_gla.py
+    PYTHONPATH=tests/support pytest -p fla_cases flash-linear-attention/tests/ops/test_{gla,delta,gdn}.py
 
-Where fla's tests import its functions they get ours. On a machine without a GPU everything runs in PyTorch, in minutes.
+Where fla's tests import its functions they get ours, but for calls that `install` leaves to fla. On a machine without a
+GPU everything runs in PyTorch, in minutes.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 from typing import Any
 
@@ -15,10 +17,29 @@ import torch
 
 from tflabench.kernels.compat import fla as ours
 
-theirs: Any = importlib.import_module("fla.ops.gla")
-utils: Any = importlib.import_module("fla.utils")
+TESTED = {
+    "gla": ("chunk_gla", "fused_chunk_gla", "fused_recurrent_gla"),
+    "delta_rule": ("chunk_delta_rule",),  # what it is compared with is fla's fused_recurrent_delta_rule
+    "gated_delta_rule": ("chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule"),
+}
+GIVEN_UP = "transpose_state_layout"  # a keyword
 
-for name in ("chunk_gla", "fused_chunk_gla", "fused_recurrent_gla"):
-    setattr(theirs, name, getattr(ours, name))
+
+def served(name: str, original: Any) -> Any:
+    """Return our function, but for calls with the keyword that fla is giving up."""
+    function = getattr(ours, name)
+
+    @functools.wraps(function)
+    def call(*args: Any, **named: Any) -> Any:
+        return (original if GIVEN_UP in named else function)(*args, **named)
+
+    return call
+
+
+for folder, names in TESTED.items():
+    theirs: Any = importlib.import_module(f"fla.ops.{folder}")
+    for name in names:
+        setattr(theirs, name, served(name, getattr(theirs, name)))
 if not torch.cuda.is_available():
+    utils: Any = importlib.import_module("fla.utils")
     utils.device = "cpu"
