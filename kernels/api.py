@@ -220,7 +220,8 @@ def _run_packed(call: Arguments, gate: Gating, chosen: _Chosen, return_last_stat
     if count == 1:
         return _run(call, gate, chosen, return_last_state)
     states, family = call.initial is not None or return_last_state, family_of(gate)
-    one_sequence = not states and gate.forget_of is not None  # whose gate can be shut where a document begins
+    # Without states they can be one sequence, whose gate is shut where a document begins.
+    one_sequence = not states and gate.forget_of is not None
     if one_sequence and (chosen.cu_seqlens.device.type != "cpu" or torch.compiler.is_compiling()):
         # To look at the offsets would wait for a GPU, or break a graph.
         return _run(*packed.as_one_sequence(call, gate, chosen.cu_seqlens), chosen, False)
@@ -228,7 +229,7 @@ def _run_packed(call: Arguments, gate: Gating, chosen: _Chosen, return_last_stat
     runs = packed.runs(bounds)
     if len(runs) > 1 and _takes_documents(call, gate, chosen, bounds, states=states):
         return _run(*packed.per_step(call, gate), chosen, return_last_state, bounds)
-    if one_sequence and (len(runs) > 1 or runs[0].length < family.batch_from):
+    if not states and (len(runs) > 1 or runs[0].length < family.batch_from):
         return _run(*packed.as_one_sequence(call, gate, chosen.cu_seqlens), chosen, False)
     outputs: list[Tensor] = []
     ends: list[State] = []

@@ -81,6 +81,9 @@ def begins(cu_seqlens: Tensor, T: int, device: torch.device) -> Tensor:
 
 def as_one_sequence(call: Arguments, gate: Gating, cu_seqlens: Tensor) -> tuple[Arguments, Gating]:
     """Return the call and the gate of one sequence that forgets all where a document begins."""
+    if gate.forget_of is None:
+        f, gate = reference_of(gate).without_decay(gate, call.v)
+        call = call._replace(f=f)
     call, gate = per_step(call, gate)
     shut = begins(cu_seqlens, call.v.shape[2], call.f.device)
     shut = shut if call.f.dim() == 3 else shut[:, None]

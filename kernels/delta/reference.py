@@ -13,6 +13,8 @@ float32. Gradients are autograd's. A g of None is no decay.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -21,7 +23,12 @@ from tflabench.kernels.common.tensors import rounded, scale_of, shared, sums_aft
 from tflabench.kernels.state import State
 from tflabench.kernels.types import Gating
 
-from .gating import GATED_DELTA_NET
+from .gating import GATED_DELTA_NET, DeltaGate
+
+
+def without_decay(gate: DeltaGate, v: Tensor) -> tuple[Tensor, DeltaGate]:
+    """Return log decays (B, H, T) of 0 for v (B, H, T, d_hv), and the gate of these, which computes as `gate` does."""
+    return v.new_zeros(v.shape[:3], dtype=torch.promote_types(v.dtype, torch.float32)), replace(gate, gated=True)
 
 
 def recurrent(
