@@ -55,6 +55,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.core import constexpr
 
 import tflabench.kernels.delta.hopper as delta_hopper
+import tflabench.kernels.kda.hopper as kda_hopper
 import tflabench.kernels.scalar.hopper as hopper
 from tflabench.kernels.common import device
 from tflabench.kernels.common.sizes import Device
@@ -99,7 +100,11 @@ DELTA = Family.of(
      "walk_queries_keys": "backward_dqk"},
     *(f"{hopper.__name__}.{name}" for name in ("conversions", "tiles", "pipeline", "state")),
 )  # fmt: skip
-OF_ONE_ROLE = ("make_inverses",)  # kernels without partitions
+KDA = Family.of(
+    kda_hopper.__name__, ("tiles",), {"make_operands": "operands"},
+    *DELTA.sources, f"{hopper.__name__}.schedule",
+)  # fmt: skip
+OF_ONE_ROLE = ("make_inverses", "make_operands")  # kernels without partitions
 LATE_ROLE_CHANGES = 1 / 60  # of the turns of all roles, of which a tile takes some 40
 
 
@@ -287,7 +292,7 @@ class Machine:
     Args:
         seed: of the order in which things happen; the same one gives the same order.
         newer: with the operands that workarounds.py gives Triton 3.7 and later.
-        edit: (source, text) -> text, to try what a mistake does; a source of the delta rule is "delta/its name".
+        edit: (source, text) -> text, to try what a mistake does; one of another family is "delta/its name".
 
     Attributes:
         unfinished: what kernels write that may still run when the next one starts.
@@ -319,7 +324,7 @@ class Machine:
     def _load(self, full_name: str) -> Any:
         package, _, name = full_name.rpartition(".")
         path = Path(str(importlib.import_module(package).__file__)).with_name(f"{name}.py")
-        source = name if package == hopper.__name__ else f"delta/{name}"
+        source = name if package == hopper.__name__ else f"{package.split('.')[-2]}/{name}"
         known = {
             "triton": SimpleNamespace(constexpr_function=lambda f: f, jit=self._jit),
             "triton.language.core": SimpleNamespace(_aggregate=lambda cls: cls, base_value=object),
@@ -388,7 +393,7 @@ class Machine:
             maximum=lambda a, b: extreme(torch.maximum, max, a, b),
             minimum=lambda a, b: extreme(torch.minimum, min, a, b),
             sum=lambda x, axis: torch.sum(x, dim=axis),
-            min=lambda x, axis: torch.amin(x, dim=axis), sqrt=torch.sqrt,
+            min=lambda x, axis: torch.amin(x, dim=axis), max=lambda x, axis: torch.amax(x, dim=axis), sqrt=torch.sqrt,
             associative_scan=lambda x, axis, add: torch.cumsum(x, axis),
             join=lambda a, b: torch.stack([a, b], -1),
             convert_layout=lambda x, layout, assert_trivial=False: x,

@@ -70,6 +70,26 @@ def invert_blocks(a, aT):
 
 
 @gluon.jit
+def block_places(layout: gl.constexpr):
+    """Return the rows and the columns of blocks [16, 16] in a tile [4, 16, 4, 16]."""
+    of_row: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, gl.SliceLayout(3, layout)))
+    of_column: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(3, layout)))
+    row = gl.arange(0, 4, layout=of_row)[:, None, None, None]
+    return row, gl.arange(0, 4, layout=of_column)[None, None, :, None]
+
+
+@gluon.jit
+def put_blocks(blocks, tile, DISTANCE: gl.constexpr = 0):
+    """Return a tile [64, 64] with blocks [4, 16, 16] on its diagonal, or so many blocks below that."""
+    x = tile.reshape([4, 16, 4, 16])
+    layout: gl.constexpr = x.type.layout
+    row, column = block_places(layout)
+    blocks = gl.convert_layout(blocks, gl.SliceLayout(2, layout), assert_trivial=True)[:, :, None, :]
+    x = gl.where(row == column + DISTANCE, blocks, x).reshape([64, 64])
+    return gl.convert_layout(x, ACC, assert_trivial=True)
+
+
+@gluon.jit
 def split_diagonal(kk, prefix, root):
     """Return A without its diagonal blocks, 16 by 16, and the inverse of these blocks of I + A: [64, 64] float16.
 
@@ -78,10 +98,7 @@ def split_diagonal(kk, prefix, root):
     """
     blocks = kk.reshape([4, 16, 4, 16])
     layout: gl.constexpr = blocks.type.layout
-    of_row: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, gl.SliceLayout(3, layout)))
-    of_column: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(3, layout)))
-    row = gl.arange(0, 4, layout=of_row)[:, None, None, None]
-    column = gl.arange(0, 4, layout=of_column)[None, None, :, None]
+    row, column = block_places(layout)
     diagonal = gl.sum(gl.where(row == column, blocks, 0.0), axis=2)
     diagonal = gl.convert_layout(diagonal, OF_WARPS, assert_trivial=True)
 
@@ -98,10 +115,7 @@ def split_diagonal(kk, prefix, root):
     diagonal *= s.load(OF_WARPS_ROW)[:, :, None] * s.load(OF_WARPS_COLUMN)[:, None, :]
     below = nearest(gl.where(i > j, diagonal, 0.0), gl.float16)
     above = nearest(gl.where(i < j, diagonal, 0.0), gl.float16)
-    x = invert_blocks(below, above)
-    x = gl.convert_layout(x, gl.SliceLayout(2, layout), assert_trivial=True)[:, :, None, :]
-    d = gl.where(row == column, x, gl.zeros([4, 16, 4, 16], gl.float16, layout=layout)).reshape([64, 64])
-    return a, gl.convert_layout(d, ACC, assert_trivial=True)
+    return a, put_blocks(invert_blocks(below, above), gl.zeros([64, 64], gl.float16, layout=ACC))
 
 
 @gluon.jit
@@ -114,14 +128,13 @@ def multiply(left, right, total, USE_TOTAL: gl.constexpr = True):
 
 
 @gluon.jit
-def invert(kk, prefix, root, scratch):
+def invert(a, d, scratch):
     """Return (I + A)^-1 of a tile, [64, 64] float32.
 
     Args:
-        kk, prefix, root: as of `split_diagonal`.  scratch: four of [64, 64] float16 in shared memory; the last two are
-            not written before k k^T is complete, the third not read by the last product.
+        a, d: as `split_diagonal` returns them.  scratch: four of [64, 64] float16 in shared memory; the third is not
+            read by the last product.
     """
-    a, d = split_diagonal(kk, prefix, root)
     a_smem, d_smem, x_smem, n_smem = scratch.index(0), scratch.index(1), scratch.index(2), scratch.index(3)
     a_smem.store(a)
     d_smem.store(d)
@@ -155,7 +168,8 @@ def make_inverses(
     root.store(s)
     barrier()
     mbarrier.wait(loaded, 0)
-    x = invert(products(blocks, 1, blocks, 1), prefix, root, scratch)
+    a, d = split_diagonal(products(blocks, 1, blocks, 1), prefix, root)
+    x = invert(a, d, scratch)
     block(blocks, 2).store(nearest(x, dtype))
     if PARTS > 1:
         block(blocks, 1).store(remainder(x, dtype))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 from triton.experimental.gluon import language as gl  # pyright: ignore[reportMissingTypeStubs]
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor  # pyright: ignore[reportMissingTypeStubs]
@@ -13,6 +14,7 @@ from tflabench.kernels.scalar.gates import Exponents
 from tflabench.kernels.scalar.plan.hopper_shapes import PACK, TILE
 
 LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
+FLOATS_LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=32, rank=4)
 STATES_BLOCK = [1, 1, 1, 64, 64]
 STATES_LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=5)
 EXPONENTS_BLOCK = [1, TILE]
@@ -54,6 +56,12 @@ class DescribedBlocks(Unchecked, TensorDescriptor):
     layout = LAYOUT
 
 
+class DescribedFloats(Unchecked, TensorDescriptor):
+    """Describe blocks of float32, 64 steps by 64 columns."""
+
+    layout = FLOATS_LAYOUT
+
+
 class DescribedStates(Unchecked, TensorDescriptor):
     """Describe states of tiles, 16-bit numbers, at most 64 rows by 64 columns."""
 
@@ -68,7 +76,8 @@ class DescribedExponents(Unchecked, TensorDescriptor):
 
 def descriptor(x: Tensor, heads: int = 1) -> TensorDescriptor:
     """Return the descriptor of blocks of x (B, H, T, d), `heads` heads of 64 steps by 64 columns."""
-    return DescribedBlocks(x, x.shape, described_strides(x.shape, x.stride()), BLOCKS[heads])
+    described = DescribedFloats if x.dtype == torch.float32 else DescribedBlocks
+    return described(x, x.shape, described_strides(x.shape, x.stride()), BLOCKS[heads])
 
 
 def shares_lines(x: Tensor) -> bool:

@@ -1,0 +1,1 @@
+"""The fused kernels of Kimi Delta Attention for Hopper, in Gluon."""

@@ -1,0 +1,334 @@
+# type: ignore   # Gluon: what runs on the device has no types that a Python checker knows
+"""What the walks need of a tile of 64 steps, a program each.
+
+b_i is for each channel the sum of log2 gates from the tile's first step to step i, and s = sqrt(beta):
+
+    query = scale q 2^b        key = k 2^b        written key = s k 2^(b_63 - b)        decay = 2^b_63
+    P_ij = scale s_j sum over c of q_ic k_jc 2^(b_ic - b_jc), j <= i
+    A_ij = s_i s_j sum over c of k_ic k_jc 2^(b_ic - b_jc), j < i        X = (I + A)^-1 diag(s)
+
+P and A come by 4 x 4 blocks of 16 steps. Let w_i be the sum from the first step of a block on, and t the total of a
+block. Between blocks J < I both factors are at most 1, whatever the gates:
+
+    (x_i 2^w_i) . (k_j 2^(t_J - w_j + totals of the blocks between))
+
+Within a block the reference r lies in the middle between the first and the last w, and a gate below 2^-16 counts as
+that: it lets through less than bfloat16 rounds off. (x_i 2^(w_i - r)) . (k_j 2^(r - w_j)) is in range for j <= i, as
+factors are within 2^-120 and 2^120; what is above the diagonal may overflow, and is not used.
+
+Without the delta rule (Gated Linear Attention) there are no key, A and X, and s is 1.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import mma_v2
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+
+from tflabench.kernels.common.cover import cdiv
+from tflabench.kernels.common.launching import enqueue
+from tflabench.kernels.common.sizes import Sizes
+from tflabench.kernels.delta.hopper.inverses import (
+    OF_WARPS,
+    OF_WARPS_COLUMN,
+    OF_WARPS_LEFT,
+    OF_WARPS_RIGHT,
+    OF_WARPS_ROW,
+    SQUARE,
+    VECTORS,
+    invert,
+    invert_blocks,
+    put_blocks,
+)
+from tflabench.kernels.delta.hopper.tiles import DeltaGates, load_steps
+from tflabench.kernels.delta.hopper_plan import TILE
+from tflabench.kernels.scalar.hopper.conversions import nearest, remainder, widened
+from tflabench.kernels.scalar.hopper.launch import descriptor
+from tflabench.kernels.scalar.hopper.schedule import encode_counts
+from tflabench.kernels.scalar.hopper.tiles import ACC, ACC_COLUMN, ACC_ROW, BLOCK_BYTES, VECTOR, block
+from tflabench.kernels.scalar.hopper.workarounds import ASSEMBLY, barrier, reinterpret, tma_load, tma_store
+
+from .tiles import (
+    BLOCKS_BY_CHANNEL,
+    BY_CHANNEL,
+    CHANNELS,
+    LEAST_WITHIN,
+    as_bfloat16,
+    as_blocks,
+    as_steps,
+    by_blocks,
+    four_blocks,
+    log2_gates,
+    sums_of_blocks,
+    sums_within_blocks,
+)
+
+
+class TileOperands(NamedTuple):
+    """What the kernel writes; None is what only the delta rule has.
+
+    Attributes:
+        query, key, written_key: (B, H, tiles * 64, d_qk), in the dtype of q.
+        p, x: P (B, H, tiles * 64, 64), and X (B, H, tiles * 64, parts * 64), whose parts add up to it.
+        decay: (B, H, tiles * 128) float32: a value for each channel of a tile, 1 beyond d_qk.
+    """
+
+    query: Tensor
+    key: Tensor | None
+    written_key: Tensor
+    p: Tensor
+    x: Tensor | None
+    decay: Tensor
+
+
+class OperandTensors(NamedTuple):
+    """Tensors without descriptors; on the device, pointers.
+
+    Attributes:
+        gates: strengths.  decay: see `TileOperands`.
+    """
+
+    gates: Any
+    decay: Any
+
+
+class OperandCounts(NamedTuple):
+    """Steps and tiles of a sequence, heads, and how many of these share a head of q and k (`encode_counts`)."""
+
+    num_steps: Any
+    num_tiles: Any
+    num_heads: Any
+    heads_per_qk: Any
+
+
+@gluon.jit
+def load_left(lefts, i):
+    """Return an operand of products of blocks, [4, 16, 64], of a block [64, 64] in shared memory."""
+    return block(lefts, i).reshape([4, 16, 64]).load(OF_WARPS_LEFT)
+
+
+@gluon.jit
+def load_right(rights, first):
+    """Return the other operand, [4, 64, 16], of four blocks [16, 64] in shared memory."""
+    return four_blocks(rights, first).reshape([4, 16, 64]).permute((0, 2, 1)).load(OF_WARPS_RIGHT)
+
+
+@gluon.jit
+def weigh(tile, operands, totals, decay_ptr, scale, root, scores, DELTA: gl.constexpr):
+    """Add to the diagonal blocks of P and A what 64 channels make of them, and prepare the products between blocks.
+
+    Args:
+        tile: q, k, g, which query, key and (DELTA) written key take the place of, and a block for that.
+        operands: left ones, a block of q and one of k, of which a warp reads its own rows; right ones, blocks
+            [16, 16, 64]: what blocks take of the one before them from the first on, of the second before them from
+            the fourth, of the third from the seventh. Blocks that nobody takes overlap.
+        totals: [4, 64] float32 in shared memory.  decay_ptr: where decay goes.  root: s, [64] in shared memory.
+        scores: of P and A the blocks [4, 16, 16] on the diagonal.
+    """
+    q_block, k_block, g_block, written_block = tile
+    lefts, rights = operands
+    p, a = scores
+    dtype: gl.constexpr = q_block.dtype
+    g = log2_gates(g_block)
+    w = sums_within_blocks(gl.maximum(g, LEAST_WITHIN))
+    w -= 0.5 * (gl.min(w, axis=1) + gl.max(w, axis=1))[:, None, :]
+    up = gl.exp2(w)
+    k = as_blocks(widened(k_block.load(BY_CHANNEL)))
+    block(lefts, 0).store(as_steps(nearest(as_blocks(widened(q_block.load(BY_CHANNEL))) * up, dtype)))
+    if DELTA:
+        block(lefts, 1).store(as_steps(nearest(k * up, dtype)))
+    four_blocks(rights, 0).store(as_steps(nearest(k * gl.exp2(-w), dtype)))
+    t = gl.sum(g, axis=1)
+    before, after, following, following_two, total = sums_of_blocks(t, totals)  # a barrier in it
+    gl.store(decay_ptr + gl.arange(0, 64, layout=CHANNELS), gl.exp2(total))
+    right = load_right(rights, 0)
+    p = mma_v2(load_left(lefts, 0), right, p)
+    if DELTA:
+        a = mma_v2(load_left(lefts, 1), right, a)
+    barrier()
+
+    w = sums_within_blocks(log2_gates(g_block))  # made again, for registers
+    up = gl.exp2(w)
+    before = gl.exp2(before)[:, None, :]
+    q = as_blocks(widened(q_block.load(BY_CHANNEL))) * up
+    block(lefts, 0).store(as_steps(nearest(q, dtype)))
+    q_block.store(as_steps(nearest(q * (before * scale), dtype)))
+    k = as_blocks(widened(k_block.load(BY_CHANNEL)))
+    if DELTA:
+        block(lefts, 1).store(as_steps(nearest(k * up, dtype)))
+        k_block.store(as_steps(nearest(k * up * before, dtype)))
+    k *= gl.exp2(gl.minimum(t[:, None, :] - w, 0.0))  # sums in another order may differ
+    four_blocks(rights, 1).store(as_steps(nearest(k, dtype)))
+    four_blocks(rights, 5).store(as_steps(nearest(k * gl.exp2(following)[:, None, :], dtype)))
+    four_blocks(rights, 9).store(as_steps(nearest(k * gl.exp2(following_two)[:, None, :], dtype)))
+    k *= gl.exp2(after)[:, None, :]
+    if DELTA:
+        k *= by_blocks(root).load(gl.SliceLayout(2, BLOCKS_BY_CHANNEL))[:, :, None]
+    written_block.store(as_steps(nearest(k, dtype)))
+    fence_async_shared()  # before copies read what is stored
+    barrier()
+    return p, a
+
+
+@gluon.jit
+def multiply_between_blocks(lefts, rights, below, LEFT: gl.constexpr):
+    """Add to the blocks [4, 16, 16] 1, 2 and 3 below the diagonal what 64 channels make of them."""
+    left = load_left(lefts, LEFT)
+    added = ()
+    for d in gl.static_range(3):
+        added += (mma_v2(left, load_right(rights, 3 * d), below[d]),)
+    return added
+
+
+@gluon.jit
+def no_blocks(COUNT: gl.constexpr):
+    """Return COUNT times four blocks of zeros."""
+    zeros = ()
+    for _d in gl.static_range(COUNT):
+        zeros += (gl.zeros([4, 16, 16], gl.float32, layout=OF_WARPS),)
+    return zeros
+
+
+@gluon.jit
+def put_below(below, tile):
+    """Return a tile [64, 64] with the blocks below its diagonal."""
+    for d in gl.static_range(3):
+        tile = put_blocks(below[d], tile, d + 1)
+    return tile
+
+
+@gluon.jit
+def load_channels(descs, at, qk_head, buffers, c: gl.constexpr, full):
+    """Start the copies of 64 channels of a tile of q, k and g."""
+    q_desc, k_desc, g_desc = descs
+    q_blocks, k_blocks, g_blocks = buffers
+    batch, head, step = at
+    G_BYTES: gl.constexpr = BLOCK_BYTES * (2 if g_desc.dtype == gl.float32 else 1)
+    mbarrier.init(full, count=1)
+    mbarrier.expect(full, 2 * BLOCK_BYTES + G_BYTES)
+    tma_load(g_desc, [batch, head, step, 64 * c], full, g_blocks.index(c))
+    tma_load(k_desc, [batch, qk_head, step, 64 * c], full, k_blocks.index(c))
+    tma_load(q_desc, [batch, qk_head, step, 64 * c], full, q_blocks.index(c))
+
+
+@gluon.jit
+def solve(a, below, root, scratch):
+    """Return X of a tile, [64, 64] float32, of the blocks [4, 16, 16] on and below the diagonal.
+
+    Args:
+        root: s, [64] in shared memory.  scratch: see `invert`.
+    """
+    i = gl.arange(0, 16, layout=gl.SliceLayout(0, OF_WARPS_ROW))[None, :, None]
+    j = gl.arange(0, 16, layout=gl.SliceLayout(0, OF_WARPS_COLUMN))[None, None, :]
+    s = by_blocks(root)
+    a *= s.load(OF_WARPS_ROW)[:, :, None] * s.load(OF_WARPS_COLUMN)[:, None, :]
+    a = nearest(gl.where(i > j, a, 0.0), gl.float16)
+    aT = gl.convert_layout(a.permute((0, 2, 1)), OF_WARPS)
+    d = put_blocks(invert_blocks(a, aT), gl.zeros([64, 64], gl.float16, layout=ACC))
+    rest = put_below(below, gl.zeros([64, 64], gl.float32, layout=ACC))
+    rest *= root.load(ACC_ROW)[:, None] * root.load(ACC_COLUMN)[None, :]
+    return invert(nearest(rest, gl.float16), d, scratch) * root.load(ACC_COLUMN)[None, :]
+
+
+@gluon.jit
+def make_operands(  # noqa: PLR0915  one tile, in its order
+    q_desc, k_desc, g_desc, query_desc, key_desc, written_desc, p_desc, x_desc, tensors, scale, counts,
+    PARTS: gl.constexpr,
+):  # fmt: skip
+    """Write `TileOperands` of a tile; PARTS: of X, 0 without the delta rule.
+
+    Tiles of all heads go side by side: in memory their steps may be neighbours.
+    """
+    DELTA: gl.constexpr = PARTS > 0
+    dtype: gl.constexpr = q_desc.dtype
+    num_steps, num_tiles = counts.num_steps >> 1, counts.num_tiles >> 1
+    num_heads, heads_per_qk = counts.num_heads >> 1, counts.heads_per_qk >> 1
+    batch, tile = gl.program_id(0) // num_heads // num_tiles, gl.program_id(0) // num_heads % num_tiles
+    head = gl.program_id(0) % num_heads
+    row = batch * num_heads + head
+    decay = tensors.decay + (row * num_tiles + tile) * 128
+    q_blocks = gl.allocate_shared_memory(dtype, [2, 1, 1, 64, 64], q_desc.layout)
+    k_blocks = gl.allocate_shared_memory(dtype, [2, 1, 1, 64, 64], k_desc.layout)
+    g_blocks = gl.allocate_shared_memory(g_desc.dtype, [2, 1, 1, 64, 64], g_desc.layout)
+    lefts = gl.allocate_shared_memory(dtype, [2, 1, 1, 64, 64], p_desc.layout)  # then P and X
+    rights = gl.allocate_shared_memory(dtype, [16, 16, 64], SQUARE)  # then what X is made with
+    totals = reinterpret(rights.index(12), gl.float32, [4, 64], VECTORS)  # in a block that nobody takes
+    root = gl.allocate_shared_memory(gl.float32, [64], VECTOR)
+    loaded = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    descs, buffers = (q_desc, k_desc, g_desc), (q_blocks, k_blocks, g_blocks)
+    for c in gl.static_range(2):
+        load_channels(descs, (batch, head, tile * 64), head // heads_per_qk, buffers, c, loaded.index(c))
+    if DELTA:
+        _g, s = load_steps(tensors.gates, row, tile, num_steps, False)
+        root.store(s)
+    p, a = no_blocks(1)[0], no_blocks(1)[0]
+    p_below, a_below = no_blocks(3), no_blocks(3)
+    for c in gl.static_range(2):
+        mbarrier.wait(loaded.index(c), 0)
+        g_block = g_blocks.index(c)
+        written = as_bfloat16(g_block)
+        blocks = block(q_blocks, c), block(k_blocks, c), g_block.reshape([64, 64]), written.reshape([64, 64])
+        p, a = weigh(blocks, (lefts, rights), totals, decay + 64 * c, scale, root, (p, a), DELTA)
+        tma_store(query_desc, [batch, head, tile * 64, 64 * c], q_blocks.index(c))
+        tma_store(written_desc, [batch, head, tile * 64, 64 * c], written)
+        p_below = multiply_between_blocks(lefts, rights, p_below, 0)
+        if DELTA:
+            tma_store(key_desc, [batch, head, tile * 64, 64 * c], k_blocks.index(c))
+            a_below = multiply_between_blocks(lefts, rights, a_below, 1)
+        barrier()
+
+    i = gl.arange(0, 16, layout=gl.SliceLayout(0, OF_WARPS_ROW))[None, :, None]
+    j = gl.arange(0, 16, layout=gl.SliceLayout(0, OF_WARPS_COLUMN))[None, None, :]
+    p = put_blocks(gl.where(i >= j, p, 0.0), gl.zeros([64, 64], gl.float32, layout=ACC))
+    p = put_below(p_below, p) * scale
+    if DELTA:
+        p *= root.load(ACC_COLUMN)[None, :]
+    block(lefts, 0).store(nearest(p, dtype))
+    if DELTA:
+        scratch = reinterpret(rights, gl.float16, [4, 64, 64], SQUARE)
+        x = solve(a, a_below, root, scratch)
+        block(lefts, 1).store(nearest(x, dtype))
+        rest = reinterpret(scratch.index(2), dtype, [1, 1, 64, 64], p_desc.layout)
+        if PARTS > 1:
+            rest.reshape([64, 64]).store(remainder(x, dtype))
+    fence_async_shared()
+    barrier()
+    tma_store(p_desc, [batch, head, tile * 64, 0], lefts.index(0))
+    if DELTA:
+        tma_store(x_desc, [batch, head, tile * 64, 0], lefts.index(1))
+    if PARTS > 1:
+        tma_store(x_desc, [batch, head, tile * 64, 64], rest)
+    tma.store_wait(pendings=0)
+
+
+def launch_operands(
+    q: Tensor, k: Tensor, g: Tensor, beta: Tensor | None, *, sizes: Sizes, scale: float, parts: int = 1
+) -> TileOperands:
+    """Return the operands of all tiles of q and k (B, H or fewer, T, d_qk), as TMA takes them.
+
+    Args:
+        g: log decays (B, H, T, d_qk), float32 or bfloat16, as TMA takes them.
+        beta: strengths (B, H, T) float32, contiguous; None without the delta rule.
+        parts: numbers in the dtype of q that an element of X is the sum of.
+    """
+    B, H, group, T, d_qk, _ = sizes
+    tiles = cdiv(T, TILE)
+
+    def empty(columns: int) -> Tensor:
+        return q.new_empty((B, H, tiles * TILE, columns))
+
+    parts = parts if beta is not None else 0
+    key, x = (empty(d_qk), empty(parts * TILE)) if parts else (None, None)
+    decay = q.new_empty((B, H, tiles * 128), dtype=torch.float32)
+    made = TileOperands(empty(d_qk), key, empty(d_qk), empty(TILE), x, decay)
+    descs = (descriptor(made.p if y is None else y) for y in made[:5])
+    tensors = OperandTensors(DeltaGates(decay, decay if beta is None else beta), decay)
+    counts = encode_counts(OperandCounts(T, tiles, H, group))
+    enqueue(
+        make_operands, B * H * tiles, *map(descriptor, (q, k, g)), *descs, tensors, scale, counts,
+        PARTS=parts, num_warps=4, **ASSEMBLY,
+    )  # fmt: skip
+    return made
