@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypedDict, Unpack, cast, 
 import torch
 from torch import Tensor
 
-from . import chunkwise_operator
+from . import chunkwise_operator, context
 from .backends import (
     autocast_dtype,
     check_for_kernels,
@@ -35,7 +35,7 @@ from .checks import (
     check_state,
 )
 from .common import packed
-from .common.contract import Arguments
+from .common.contract import Arguments, KernelOptions, Kernels
 from .families import family_of
 from .mamba2.epilogue import skip_and_gate
 from .scalar.plan.tfla import TileConfig
@@ -65,6 +65,11 @@ class Options(TypedDict, total=False):
         cu_seqlens: (N + 1,), int32 or int64, where N documents begin and end that lie end to end along T, from 0 to T;
             B is 1 then. States are one a document, (N, H, ...). None, the default, is one sequence. Give them on the
             CPU: kernels then take all documents in one launch. On a GPU they are waited for if states go in or out.
+        group: a ProcessGroup (torch.distributed) over whose ranks T is divided, None, the default, for one process.
+            Every rank calls the operation alike, with its own contiguous steps, in the order of ranks, at least one.
+            `cu_seqlens` and `initial_state` are those of the whole sequence, the same on all ranks; the last state is
+            that after a rank's own steps, of documents zero where it has none of them. If one rank goes backward, all
+            must. torch.compile leaves such a call to Python.
     """
 
     layout: Layout
@@ -75,6 +80,7 @@ class Options(TypedDict, total=False):
     implementation: Implementation
     config: TileConfig | None
     cu_seqlens: Tensor | None
+    group: Any
 
 
 class GateNames(TypedDict, total=False):
@@ -161,22 +167,24 @@ def compute(
     if unknown := [name for name in options if name not in Options.__annotations__]:
         check_no_others(unknown, Options.__annotations__)
     chosen = _Chosen(**options)
-    check_name("layout", chosen.layout, ("bhtd", "bthd"))
-    check_is_gate(gate)
-    check_inputs((q, k, v, f, i), gate, "BHT" if chosen.layout == "bhtd" else "BTH", names)
-    dense = v.is_contiguous()
-    if chosen.layout == "bthd":
-        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-        f = f if f is None or f.dim() == 1 else f.transpose(1, 2)
-        i = None if i is None else i.transpose(1, 2)
-    _check_options(q, v, gate, skip, chosen)
-    low = autocast_dtype(q)
-    if low is not None:
-        q, k, v = (x.to(low) for x in (q, k, v))
-    check_one_dtype(q, k, v)
+    with context.checks(chosen.group):
+        check_name("layout", chosen.layout, ("bhtd", "bthd"))
+        check_is_gate(gate)
+        check_inputs((q, k, v, f, i), gate, "BHT" if chosen.layout == "bhtd" else "BTH", names)
+        dense = v.is_contiguous()
+        if chosen.layout == "bthd":
+            q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+            f = f if f is None or f.dim() == 1 else f.transpose(1, 2)
+            i = None if i is None else i.transpose(1, 2)
+        _check_options(q, v, gate, skip, chosen)
+        low = autocast_dtype(q)
+        if low is not None:
+            q, k, v = (x.to(low) for x in (q, k, v))
+        check_one_dtype(q, k, v)
     call = Arguments(q, k, v, f, i, chosen.initial_state, skip)
+    run: Any = _run_on_ranks if chosen.group is not None else _run if chosen.cu_seqlens is None else _run_packed
     with nullcontext() if low is None else torch.autocast(q.device.type, enabled=False):
-        h, last = (_run if chosen.cu_seqlens is None else _run_packed)(call, gate, chosen, return_last_state)
+        h, last = run(call, gate, chosen, return_last_state)
     if chosen.layout == "bthd":
         h = h.transpose(1, 2)
         h = h.contiguous() if dense else h  # of kernels it is
@@ -196,12 +204,13 @@ class _Chosen(NamedTuple):
     implementation: Implementation = "auto"
     config: TileConfig | None = None
     cu_seqlens: Tensor | None = None
+    group: Any = None
 
 
 def _check_options(q: Tensor, v: Tensor, gate: Gating, skip: Tensor | None, chosen: _Chosen) -> None:
     """Raise TypeError or ValueError for options that no implementation takes; q, v (B, H, T, d)."""
     if chosen.cu_seqlens is not None:
-        packed.check_offsets(chosen.cu_seqlens, q)
+        packed.check_offsets(chosen.cu_seqlens, q, of_all_steps=chosen.group is None)
     if chosen.initial_state is not None:
         sequences = v.shape[0] if chosen.cu_seqlens is None else chosen.cu_seqlens.numel() - 1
         check_state("initial_state", chosen.initial_state, gate, q, v, sequences)
@@ -279,12 +288,8 @@ def _run(
         bounds: of documents, for kernels that take them (`_takes_documents`).
     """
     q, v = call.q, call.v
-    scale = q.shape[-1] ** -0.5 if chosen.scale is None else float(chosen.scale)
-    L = None if chosen.chunk_size == "auto" else chosen.chunk_size
-    implementation = chosen.implementation
-    if implementation == "auto" and only_reference(q, v, gate) is not None:
-        implementation = "reference"
-    setup = chunkwise_operator.Setup(implementation, gate, chosen.state_dtype, chosen.config)
+    setup, scale, L = _prepared(call, gate, chosen)
+    implementation = setup.implementation
     if implementation == "reference" and torch.compiler.is_compiling():
         opaque = call._replace(skip=None), setup._replace(config=None)
         h, last = chunkwise_operator.run(*opaque, scale, L, return_last_state)
@@ -301,3 +306,43 @@ def _run(
         return skip_and_gate(h, v, call.skip, None, head_axis=1, plain=True), last
     check_for_kernels(q, v, chosen.chunk_size, implementation)
     return chunkwise_operator.run(call, setup, scale, L, return_last_state, bounds)
+
+
+def _prepared(call: Arguments, gate: Gating, chosen: _Chosen) -> tuple[chunkwise_operator.Setup, float, int | None]:
+    """Return what runs, the scale of q, and L, None where the kernels choose it."""
+    scale = call.q.shape[-1] ** -0.5 if chosen.scale is None else float(chosen.scale)
+    implementation = chosen.implementation
+    if implementation == "auto" and only_reference(call.q, call.v, gate) is not None:
+        implementation = "reference"
+    setup = chunkwise_operator.Setup(implementation, gate, chosen.state_dtype, chosen.config)
+    return setup, scale, None if chosen.chunk_size == "auto" else chosen.chunk_size
+
+
+@cast("Any", torch.compiler).disable
+def _run_on_ranks(
+    call: Arguments, gate: Gating, chosen: _Chosen, return_last_state: bool
+) -> tuple[Tensor, State | None]:
+    """Return h of this rank's steps, and the state after them: see `Options.group`."""
+    context.check_group(chosen.group, call.v.device)
+
+    def kernels(piece: Arguments, backward: bool) -> tuple[Kernels, KernelOptions]:
+        setup, scale, L = _prepared(piece, gate, chosen)
+        if setup.implementation != "reference":
+            check_for_kernels(piece.q, piece.v, chosen.chunk_size, setup.implementation)
+        key = chunkwise_operator.setup_key(setup.implementation, gate.family, gate.fields, *setup[2:])
+        sizes = piece.q, piece.v, scale, float(gate.temperature), L, backward, key
+        return chunkwise_operator.kernels_and_options(*sizes, cut_freely=L is None and backward)
+
+    def inside(documents: Arguments, offsets: list[int] | None) -> tuple[Tensor, State | None]:
+        alone = chosen._replace(group=None, cu_seqlens=None if offsets is None else torch.tensor(offsets))
+        if documents.v.shape[2] == 0:
+            return documents.v, _nothing_written(documents, gate)
+        return (_run if offsets is None else _run_packed)(documents, gate, alone, True)
+
+    same = {
+        "implementation": chosen.implementation, "chunk_size": chosen.chunk_size, "scale": chosen.scale,
+        "state_dtype": str(chosen.state_dtype),
+    }  # fmt: skip
+    h, last = context.run(call, gate, chosen.group, chosen.cu_seqlens, same, kernels, inside)
+    plain = chosen.implementation == "reference"
+    return skip_and_gate(h, call.v, call.skip, None, head_axis=1, plain=plain), last if return_last_state else None

@@ -101,7 +101,7 @@ def _with_temperature(gate: Gating, temperature: float) -> Gating:
     return replace(cast("Any", gate), temperature=temperature)
 
 
-def _kernels_and_options(
+def kernels_and_options(
     q: Tensor, v: Tensor, scale: float, temperature: float, chunk_size: int | None, backward: bool, setup: str, *,
     fake: bool = False, **asked: Any,
 ) -> tuple[Kernels, KernelOptions]:  # fmt: skip
@@ -192,7 +192,7 @@ def _forward(  # noqa: PLR0913  an operator's schema
         skip: (H,), skip v_t is added to h_t.
         bounds: see `KernelOptions`.
     """
-    kernels, options = _kernels_and_options(
+    kernels, options = kernels_and_options(
         q, v, scale, temperature, chunk_size, backward, setup,
         return_last_state=return_last_state, cut_freely=chunk_size is None and backward, bounds=tuple_of(bounds),
     )  # fmt: skip
@@ -210,7 +210,7 @@ def _forward(  # noqa: PLR0913  an operator's schema
 @operators.register_fake("chunkwise")
 def _fake_forward(q: Tensor, k: Tensor, v: Tensor, *others: Any) -> list[Tensor]:
     scale, _, chunk_size, backward, setup, _, return_last_state, bounds = others[5:]
-    kernels, options = _kernels_and_options(
+    kernels, options = kernels_and_options(
         q, v, scale, 1.0, chunk_size, backward, setup, fake=True, bounds=tuple_of(bounds)
     )
     if not kernels.shares_heads:
@@ -254,7 +254,7 @@ def _backward(  # noqa: PLR0913  an operator's schema
         saved: what forward returned behind the last state; the other arguments are those of forward.
         gate_gradients: whether those of f and i are asked for.
     """
-    kernels, options = _kernels_and_options(
+    kernels, options = kernels_and_options(
         q, v, scale, temperature, chunk_size, backward, setup, gate_gradients=gate_gradients, bounds=tuple_of(bounds)
     )
     adds_skip = kernels.adds_skip and bounds is None

@@ -47,6 +47,9 @@ class KernelOptions(NamedTuple):
         gate_gradients: backward returns df and di.
         bounds: where documents begin and end, [0, ..., T], that lie end to end along T in a batch of one. Each has its
             state, (documents, H, ...). The forget gate is one a step then, and there is no skip. None for sequences.
+        exchange: of a part of a sequence (`kernels.context`). Forward calls it with the State after the last step, and
+            starts from the one that it returns. Backward calls it with the gradient of the State before the first step,
+            and takes what it returns for d_last. Both are as they are without it until then.
     """
 
     gate: Any  # of the class of its family
@@ -59,6 +62,7 @@ class KernelOptions(NamedTuple):
     backward: bool = True
     gate_gradients: bool = True
     bounds: tuple[int, ...] | None = None
+    exchange: Callable[[Any], Any] | None = None
 
 
 class Kernels(NamedTuple):
@@ -81,6 +85,7 @@ class Kernels(NamedTuple):
         auto_from: "auto" takes these kernels from this chunk size on, where one is given.
         takes_documents: (bounds, q, v, *, states) -> whether kernels that heed `options.bounds` are the fastest way for
             documents; states: whether states go in or out. None for kernels that do not heed it.
+        exchanges: (gate) -> whether forward and backward heed `options.exchange`. Those that do not run twice.
     """
 
     forward: Callable[[Arguments, KernelOptions], tuple[Tensor, State | None, tuple[Tensor, ...]]]
@@ -92,3 +97,4 @@ class Kernels(NamedTuple):
     adds_skip: bool = False
     auto_from: int = 0
     takes_documents: Callable[..., bool] | None = None
+    exchanges: Callable[[Any], bool] = lambda gate: False

@@ -23,10 +23,10 @@ from tflabench.kernels.state import State
 from tflabench.kernels.types import Gating
 
 
-def check_offsets(cu_seqlens: object, q: Tensor) -> None:
+def check_offsets(cu_seqlens: object, q: Tensor, *, of_all_steps: bool = True) -> None:
     """Raise TypeError or ValueError unless documents can begin and end there; q (B, H, T, d_qk).
 
-    Values on a GPU are not looked at: that would wait for it.
+    Values on a GPU are not looked at: that would wait for it. Nor are they where q does not have all steps.
     """
     if not isinstance(cu_seqlens, Tensor):
         raise TypeError(f"cu_seqlens is {kind(cu_seqlens)}: it must be a tensor")
@@ -38,14 +38,14 @@ def check_offsets(cu_seqlens: object, q: Tensor) -> None:
         raise ValueError(f"cu_seqlens is on {cu_seqlens.device}: it must be where q is, on {q.device}, or on the CPU")
     if q.shape[0] != 1:
         raise ValueError(f"q has the batch size {q.shape[0]}: it must be 1 with cu_seqlens, documents end to end")
-    if cu_seqlens.device.type == "cpu" and not torch.compiler.is_compiling():
+    if of_all_steps and cu_seqlens.device.type == "cpu" and not torch.compiler.is_compiling():
         bounds(cu_seqlens, q.shape[2])
 
 
 _seen: Any = WeakTensorKeyDictionary()  # torch gives it no types; offsets on a GPU: their version, and numbers
 
 
-def _numbers(offsets: Tensor) -> list[int]:
+def numbers(offsets: Tensor) -> list[int]:
     """Return offsets as a list. The first call for a tensor on a GPU waits for that GPU."""
     read = cast("Any", offsets).tolist
     if offsets.device.type == "cpu" or offsets.is_inference() or torch.compiler.is_compiling():
@@ -64,7 +64,7 @@ def bounds(cu_seqlens: Tensor, T: int) -> list[int]:
     Raises:
         ValueError: they do not begin at 0, end at T, or one ends before it begins.
     """
-    found = _numbers(cu_seqlens)
+    found = numbers(cu_seqlens)
     if found[0] != 0 or found[-1] != T:
         raise ValueError(f"cu_seqlens goes from {found[0]} to {found[-1]}: it must go from 0 to T, which is {T}")
     for begin, end in pairwise(found):

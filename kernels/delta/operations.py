@@ -8,6 +8,7 @@ from torch import Tensor
 
 from tflabench.kernels.api import compute
 from tflabench.kernels.checks import check_between, check_no_others, check_tensor
+from tflabench.kernels.context import checks
 from tflabench.kernels.state import State
 from tflabench.kernels.step import StepOptions, compute_step
 from tflabench.kernels.types import ChunkSize, DeltaImplementation, Layout
@@ -35,7 +36,7 @@ class DeltaOptions(DeltaTerms, total=False):
     """Keywords of `delta_net` and `gated_delta_net`: `DeltaTerms` and these.
 
     Attributes:
-        scale, initial_state, cu_seqlens, chunk_size, layout: as in `Options`.
+        scale, initial_state, cu_seqlens, chunk_size, layout, group: as in `Options`.
         implementation: "auto", the default, is "hopper" on a Hopper GPU for what it takes, "tfla" on other GPUs and for
             what else that takes, and "reference" for the rest and on a CPU. "hopper": fused kernels, for bfloat16, d_qk
             up to 128 and d_hv up to 256. "tfla": TFLA with the delta rule, in Triton, for d_qk up to 256.
@@ -44,6 +45,7 @@ class DeltaOptions(DeltaTerms, total=False):
     scale: float | None
     initial_state: State | None
     cu_seqlens: Tensor | None
+    group: Any
     chunk_size: ChunkSize
     layout: Layout
     implementation: DeltaImplementation
@@ -129,10 +131,11 @@ def _prepared(
 ) -> tuple[Tensor, Tensor, DeltaGate]:
     """Return q and k as they are multiplied, and the gate; its keywords leave the options."""
     normalize, made = options.pop("l2_normalize", False), gate(gated, options.pop("beta_max", 1))
-    check_between("beta", check_tensor("beta", beta, q), 0, made.beta_max)
-    if normalize:
-        plain = options.get("implementation") == "reference"
-        q, k = (l2_normalized(check_tensor(name, x, q), plain=plain) for name, x in (("q", q), ("k", k)))
+    with checks(options.get("group")):
+        check_between("beta", check_tensor("beta", beta, q), 0, made.beta_max)
+        if normalize:
+            plain = options.get("implementation") == "reference"
+            q, k = (l2_normalized(check_tensor(name, x, q), plain=plain) for name, x in (("q", q), ("k", k)))
     return q, k, made
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 from torch import Tensor
 
@@ -21,7 +21,7 @@ class GlaOptions(TypedDict, total=False):
     """Keywords of `gla`.
 
     Attributes:
-        scale, initial_state, cu_seqlens, chunk_size, layout: as in `Options`.
+        scale, initial_state, cu_seqlens, chunk_size, layout, group: as in `Options`.
         implementation: "auto", the default, is "tfla" where it runs, else "reference" (CPU, float64, head dimensions
             that are no multiple of 16). "tfla": TFLA with a gate a channel, in Triton.
     """
@@ -29,6 +29,7 @@ class GlaOptions(TypedDict, total=False):
     scale: float | None
     initial_state: State | None
     cu_seqlens: Tensor | None
+    group: Any
     chunk_size: ChunkSize
     layout: Layout
     implementation: GlaImplementation

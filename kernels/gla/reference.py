@@ -127,6 +127,12 @@ def chunkwise(
     return o.flatten(2, 3)[:, :, :T].to(dtype), State(last)
 
 
+def log_decay(gate: Gating, g: Tensor, i: None, v: Tensor) -> Tensor:
+    """Return log of what all steps together multiply each row of a state by, (B, H, d_qk, 1)."""
+    del gate, i
+    return g.to(torch.promote_types(v.dtype, torch.float32)).sum(2)[..., None]
+
+
 def _start(q: Tensor, v: Tensor, initial: State | None) -> Tensor:
     """Return the matrix before the first step, in the dtype that it is computed in."""
     work = torch.promote_types(q.dtype, torch.float32)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Unpack
+from typing import Any, Unpack
 
 from torch import Tensor
 
@@ -18,7 +18,7 @@ class KdaOptions(DeltaTerms, total=False):
     """Keywords of `kda`: `DeltaTerms` and these.
 
     Attributes:
-        scale, initial_state, cu_seqlens, chunk_size, layout: as in `Options`.
+        scale, initial_state, cu_seqlens, chunk_size, layout, group: as in `Options`.
         implementation: "auto", the default, is "tfla" where it runs, else "reference" (CPU, float64, head dimensions
             that are no multiple of 16). "tfla": TFLA with the delta rule and a decay a channel, in Triton, for d_qk up
             to 256.
@@ -27,6 +27,7 @@ class KdaOptions(DeltaTerms, total=False):
     scale: float | None
     initial_state: State | None
     cu_seqlens: Tensor | None
+    group: Any
     chunk_size: ChunkSize
     layout: Layout
     implementation: KdaImplementation

@@ -30,6 +30,7 @@ from tflabench.kernels.checks import (
     check_per_head,
     heads_of,
 )
+from tflabench.kernels.context import checks
 from tflabench.kernels.mamba2.epilogue import skip_and_gate
 from tflabench.kernels.mamba2.prologue import add_bias
 from tflabench.kernels.state import State
@@ -155,8 +156,9 @@ def lightning_attention(
     Args:
         slopes: (H,), >= 0, any floating dtype, such as `lightning_slopes`.
     """
-    check_per_head("slopes", slopes, v, heads_of(v, options.get("layout", "bhtd")))
-    check_not_negative("slopes", slopes)
+    with checks(options.get("group")):
+        check_per_head("slopes", slopes, v, heads_of(v, options.get("layout", "bhtd")))
+        check_not_negative("slopes", slopes)
     return compute(q, k, v, -slopes, None, RETENTION, options, return_last_state=return_last_state)
 
 
@@ -198,10 +200,11 @@ def mamba2_ssd(
     D, z, dt_bias = options.pop("D", None), options.pop("z", None), options.pop("dt_bias", None)
     gate = Gate("rate", "softplus" if options.pop("dt_softplus", False) else "step")
     layout = options.get("layout", "bhtd")
-    check_name("layout", layout, ("bhtd", "bthd"))
-    check_mamba2(x, dt, A, B, C, (D, z, dt_bias), "BHT" if layout == "bhtd" else "BTH")
-    if autocast_dtype(x) is None:
-        check_one_dtype(x, B, C, "x, B, C")
+    with checks(options.get("group")):
+        check_name("layout", layout, ("bhtd", "bthd"))
+        check_mamba2(x, dt, A, B, C, (D, z, dt_bias), "BHT" if layout == "bhtd" else "BTH")
+        if autocast_dtype(x) is None:
+            check_one_dtype(x, B, C, "x, B, C")
     head_axis, plain = 1 if layout == "bhtd" else 2, options.get("implementation") == "reference"
     if dt_bias is not None:
         dt = add_bias(dt, dt_bias, head_axis=head_axis, plain=plain)

@@ -56,6 +56,11 @@ def log_gates(gate: Gate, f: Tensor, i: Tensor | None, v: Tensor) -> tuple[Tenso
     return f.expand(shape), log_i
 
 
+def log_decay(gate: Gate, f: Tensor, i: Tensor | None, v: Tensor) -> Tensor:
+    """Return log of what all steps together multiply a state by, (B, H, 1, 1)."""
+    return log_gates(gate, f, i, v)[0].sum(-1)[..., None, None]
+
+
 def per_step(gate: Gate, f: Tensor, i: Tensor | None, v: Tensor) -> tuple[Tensor, Gate]:
     """Return log F_t (B, H, T) of a gate that has one number a head, and the gate of these: see `per_head_decays`."""
     return per_head_decays(gate, f, i, v), replace(gate, forget="log_decay")
