@@ -209,7 +209,7 @@ def build(op: Op, problem: Problem, device: torch.device) -> Case:
 
 
 def drawn_inputs(op: Op, problem: Problem, device: torch.device) -> dict[str, Tensor]:
-    """Return q, k, v (B, T, H, d), and the log decays g and step sizes beta that a function takes."""
+    """Return leaves q, k, v (B, T, H, d), and the log decays g and step sizes beta that a function takes."""
     gates: dict[str, tuple[int, ...]] = {"beta": ()} if op.delta else {}
     if not isinstance(op.decay, str):
         inputs = attention_inputs(problem, device, "bthd", **gates)
@@ -218,6 +218,21 @@ def drawn_inputs(op: Op, problem: Problem, device: torch.device) -> dict[str, Te
     if op.delta:
         inputs["beta"] = inputs["beta"].detach().sigmoid().requires_grad_(inputs["beta"].requires_grad)
     return inputs
+
+
+def inputs_of_serving(op: Op, problem: Problem, device: torch.device, *, normalizes: bool) -> dict[str, Tensor]:
+    """Return `drawn_inputs` as kernels for serving take them: gates in float32, and q and k normalized before.
+
+    Args:
+        normalizes: whether the kernel normalizes q and k, which then stay as they are.
+    """
+    from tflabench.baselines.recurrences import normalized
+
+    inputs = {name: tensor.detach() for name, tensor in drawn_inputs(op, problem, device).items()}
+    inputs |= {name: inputs[name].float() for name in ("g", "beta")}
+    if not normalizes:
+        inputs |= {name: normalized(inputs[name], NORM_EPS) for name in "qk"}
+    return {name: tensor.requires_grad_(problem.pass_ == "fwbw") for name, tensor in inputs.items()}
 
 
 def build_mlstm(op: Op, problem: Problem, device: torch.device) -> Case:
@@ -257,8 +272,12 @@ def mlstm_cost(op: Op, problem: Problem) -> Cost:
     return Cost(counted.flops, counted.bytes + passes * scaled * problem.tokens * problem.heads)
 
 
-def oracle(op: Op, heads: int, inputs: Mapping[str, Tensor]) -> Tensor:
-    """Return o (B, T, H, d_hv) of the op's own recurrence; inputs may be a slice of a problem of `heads`."""
+def oracle(op: Op, heads: int, inputs: Mapping[str, Tensor], *, normalizes: bool = True) -> Tensor:
+    """Return o (B, T, H, d_hv) of the op's own recurrence; inputs may be a slice of a problem of `heads`.
+
+    Args:
+        normalizes: whether a delta rule normalizes q and k; False where they come normalized.
+    """
     import torch
 
     from tflabench.baselines.recurrences import normalized, recurrence
@@ -266,7 +285,8 @@ def oracle(op: Op, heads: int, inputs: Mapping[str, Tensor]) -> Tensor:
     q, k, v = (inputs[name].transpose(1, 2) for name in "qkv")
     if op.delta:
         sharing = v.shape[1] // q.shape[1]
-        q, k = (normalized(x, NORM_EPS).repeat_interleave(sharing, 1) for x in (q, k))
+        q, k = (normalized(x, NORM_EPS) if normalizes else x for x in (q, k))
+        q, k = (x.repeat_interleave(sharing, 1) for x in (q, k))
     if callable(op.decay):
         log_decay = op.decay(inputs["head"].float(), heads)[None, :, None, None]
     elif op.decay is None:

@@ -1,0 +1,83 @@
+"""cuDNN: Kimi Delta Attention in CUDA C++ for Hopper, forward and backward, by nvidia-cudnn-frontend.
+
+Layout (tokens, heads, d) with the sequences one after the other, gates in float32. Its backward pass takes q and k that
+are normalized already, so that training there computes less than fla's. Its forward pass starts a part of a sequence
+from zero where the decays before it multiply to less than 2^-20: its error and its time depend on the gates.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from tflabench.baselines import fla_ops
+from tflabench.baselines.packages import refuse, require_capability
+from tflabench.implementations.adapter import Case, Implementation, Owner
+
+if TYPE_CHECKING:
+    import torch
+
+    from tflabench.problem import Problem
+
+NEEDS = {"cudnn": "pip install nvidia-cudnn-frontend==1.32.0", "cuda.bindings": "pip install cuda-python"}
+PLAN = "kda_hopper_cuda"  # of those that it has on Hopper the fastest, and the only one with a backward pass
+HEAD_DIM = 128
+OP = next(op for op in fla_ops.OPS if op.name == "fla_kda")
+
+
+def build(problem: Problem, device: torch.device) -> Case:
+    """Return the Case of kimi_delta_attention.
+
+    Raises:
+        Unsupported: another GPU than one of Hopper.
+    """
+    import torch
+
+    require_capability(device, 9, 9)
+    function: Any = import_module("cudnn.linear_attention.ops").kimi_delta_attention
+    normalizes = problem.pass_ == "fw"
+    inputs = fla_ops.inputs_of_serving(OP, problem, device, normalizes=normalizes)
+    arguments = dict(inputs)
+    starts = torch.arange(problem.batch + 1, dtype=torch.int32, device=device) * problem.seq_len
+
+    def forward() -> torch.Tensor:
+        packed = {name: tensor.flatten(0, 1) for name, tensor in arguments.items()}
+        o, _ = function(**packed, cu_seqlens=starts, use_qk_l2norm_in_kernel=normalizes, plan_name=PLAN)
+        return o.view(arguments["v"].shape)
+
+    return Case(
+        inputs=inputs,
+        forward=forward,
+        oracle=partial(fla_ops.oracle, OP, problem.heads, normalizes=normalizes),
+        linear="v",
+        layout="bthd",
+        details={"kernel": f"cudnn.linear_attention.ops.kimi_delta_attention, {PLAN}"},
+    )
+
+
+def refuses(problem: Problem, device: str) -> str | None:
+    """Return why its kernels cannot run this, or None."""
+    if reason := refuse(problem, device, NEEDS, "bfloat16"):
+        return reason
+    if (problem.d_qk, problem.d_hv) != (HEAD_DIM, HEAD_DIM):
+        return f"takes heads of {HEAD_DIM}/{HEAD_DIM}, not {problem.d_qk}/{problem.d_hv}"
+    return None
+
+
+IMPLEMENTATIONS = (
+    Implementation(
+        name="cudnn_kda",
+        family="linear_attention",
+        title="KDA (cuDNN, training without l2 norm)",
+        build=build,
+        refuses=refuses,
+        cost=partial(fla_ops.cost, OP),
+        owner=Owner("cuDNN", "blue"),
+        package="nvidia-cudnn-frontend",
+        own_process=True,
+        majors=(9, 9),
+        operation=OP.operation,
+        gates=OP.gates,
+    ),
+)
