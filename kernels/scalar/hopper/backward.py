@@ -10,6 +10,7 @@ belongs to a step i, as x does, and forward has taken its log2 from x: dh itself
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -31,7 +32,7 @@ from .backward_dkdv import launch_dkdv
 from .backward_dqk import RowSumTensors, empty_row_sums, launch_dqk
 from .backward_dv import launch_dv
 from .crossings import Starts, through_tiles, tile_sums
-from .forward import columns_of, initial_matrices, restored, weights
+from .forward import columns_of, exchange_of, initial_matrices, restored, weights
 from .launch import WalkInputs
 from .segment_states import StateInputs, launch_kept_states, launch_segment_states
 from .state import Matrices, States
@@ -87,6 +88,7 @@ def backward(
     plan = plans.backward(
         Sizes.of(q, v), figures(q.device), options.chunk_size,
         gate_gradients=gate_gradients, end=initial is not None, of_last_n=dn is not None,
+        exchanges=options.exchange is not None,
     )  # fmt: skip
     sizes = plan.kernels[0].sizes
     log_f, e, C_starts = restored(gate, saved)
@@ -95,7 +97,7 @@ def backward(
     inputs = WalkInputs(q, k, v, e, weights(skip))
     C_0, _ = initial_matrices(initial, sizes)
     dC, _ = initial_matrices(d_last, sizes)
-    states, dC_0 = _walk_states(inputs, dh, plan, C_starts, C_0, dC)
+    states, dC_0 = _walk_states(inputs, dh, plan, C_starts, C_0, dC, exchange_of(options, q, v, sizes))
     if plan.by_tiles:
         made_by_kernels = _tile_by_tile(inputs, dh, plan, states, gate_gradients=gate_gradients)
     else:
@@ -114,7 +116,7 @@ def backward(
             if dots is not None:
                 kdk = RowSums(torch.cat([dots[None], kdk.every]), kdk.within)
             starts = None
-            if d_last is not None or plan.cut.count > 1:
+            if states.dC is not None:
                 of_segments = (None, None) if plan.cut.count == 1 else (states.C, states.dC)
                 starts = Starts(C_0, dC_0, *of_segments, _more(n_0, dn_0, dots, plan.cut))
             through = through_tiles(tile_sums(qdq, kdk, plan.cut, starts), e.g, plan.cut)
@@ -136,19 +138,24 @@ def as_given(
 
 
 def _walk_states(
-    inputs: WalkInputs, dh: Tensor, plan: plans.Backward, C_starts: Tensor | None, C_0: Tensor | None, dC: Tensor | None
-) -> tuple[WalkStates, Tensor | None]:
+    inputs: WalkInputs, dh: Tensor, plan: plans.Backward, C_starts: Tensor | None, C_0: Tensor | None,
+    dC: Tensor | None, exchange: Callable[[Matrices], Matrices] | None,
+) -> tuple[WalkStates, Tensor | None]:  # fmt: skip
     """Return what segments start from, and dC before the first step, which a walk may have yet to write.
 
     Args:
         C_starts: C before each of several segments.
         C_0, dC: (B, H, d_qk, d_hv): C before the first step, dC after the last one; None for zero.
+        exchange: is given dC before the first step, and returns the dC to start from.
     """
     if plan.state_pass is None:
         dC_0 = None if C_0 is None else torch.empty_like(C_0)
         return WalkStates(C_0, dC, dC_0), dC_0
-    made = launch_segment_states(StateInputs(inputs.q, dh, inputs.exponents), plan.state_pass, before=Matrices(dC))
-    return WalkStates(C_starts, made.starts.C, None), made.end.C
+    made = launch_segment_states(
+        StateInputs(inputs.q, dh, inputs.exponents), plan.state_pass, before=Matrices(dC), exchange=exchange
+    )
+    C, dC_0 = (C_0 if C_starts is None else C_starts), (None if C_0 is None else made.end.C)
+    return WalkStates(C, made.starts.C, None), dC_0
 
 
 def _tile_by_tile(

@@ -32,12 +32,18 @@ def kernels() -> Kernels:
         adds_skip=True,
         auto_from=RARE_STATES,
         takes_documents=documents.takes,
+        exchanges=exchanges,
     )
 
 
 def _of_either(sequences: Callable[..., Any], documents: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that is one of these, by the bounds of the options, its last argument."""
     return lambda *args: (sequences if args[-1].bounds is None else documents)(*args)
+
+
+def exchanges(gate: Gate) -> bool:
+    """Return whether states are exchanged: a normaliser's exponents would have to be made anew."""
+    return not gate.normalize
 
 
 def refuses(q: Tensor, v: Tensor, *, gate: Gate, chunk_size: int, config: object = None) -> str | None:

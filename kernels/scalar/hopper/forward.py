@@ -16,6 +16,7 @@ all of them side by side; the walk over a short first segment runs while that pa
 segments, h writes down what these start from. Heads that share q and k may share a program too (packed_heads.py).
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -241,6 +242,7 @@ def forward(arguments: Arguments, options: KernelOptions) -> tuple[Tensor, State
     plan = plans.forward(
         Sizes.of(q, v), figures(q.device), options.chunk_size,
         normalise=gate.normalize, end=return_last_state, cut_freely=options.cut_freely,
+        exchanges=options.exchange is not None,
     )  # fmt: skip
     sizes = plan.h.sizes
     kept = None if plan.h.kept is None else _empty_states(sizes, plan.h.kept.count, q.device)
@@ -266,7 +268,7 @@ def forward(arguments: Arguments, options: KernelOptions) -> tuple[Tensor, State
 
     before, end, saved = initial_matrices(initial, sizes), Matrices(), () if kept is None else (kept,)
     if plan.state_pass:
-        states = _walk_segments(launch, inputs, plan, before)
+        states = _walk_segments(launch, inputs, plan, before, exchange_of(options, q, v, sizes))
         end, saved = states.end, saved or (states.starts.C,)
     else:
         if return_last_state:
@@ -282,7 +284,10 @@ def forward(arguments: Arguments, options: KernelOptions) -> tuple[Tensor, State
     return h, state, (*log_gates, e.x if norm is None else norm.x_backward, e.y, e.g, *saved)
 
 
-def _walk_segments(launch: Any, inputs: WalkInputs, plan: plans.Forward, before: Matrices) -> SegmentStates:
+def _walk_segments(
+    launch: Any, inputs: WalkInputs, plan: plans.Forward, before: Matrices,
+    exchange: Callable[[Matrices], Matrices] | None,
+) -> SegmentStates:  # fmt: skip
     """Make the states that segments start from, and walk over the segments.
 
     Args:
@@ -297,7 +302,7 @@ def _walk_segments(launch: Any, inputs: WalkInputs, plan: plans.Forward, before:
 
     states = launch_segment_states(
         StateInputs(k, v, e), plan.state_pass, before=before, normalise=plan.h.normalise,
-        first_segment=walk_first if plan.first else None,
+        first_segment=walk_first if plan.first else None, exchange=exchange,
     )  # fmt: skip
     launch(plan.h, states.starts, Matrices())
     return states
@@ -325,6 +330,14 @@ def initial_matrices(state: State | None, sizes: Sizes) -> Matrices:
         C = torch.nn.functional.pad(C, (0, sizes.d_hv - C.shape[-1], 0, lacking))
         n = None if n is None else torch.nn.functional.pad(n, (0, lacking))
     return Matrices(*(None if x is None else x.float().contiguous() for x in (C, n)))
+
+
+def exchange_of(options: KernelOptions, q: Tensor, v: Tensor, sizes: Sizes) -> Callable[[Matrices], Matrices] | None:
+    """Return `options.exchange` of states C as the kernels have them, or None; there is no normaliser."""
+    exchange = options.exchange
+    if exchange is None:
+        return None
+    return lambda states: initial_matrices(exchange(State(columns_of(states, q, v).C)), sizes)
 
 
 def columns_of(states: Matrices, q: Tensor, v: Tensor) -> Matrices:

@@ -518,7 +518,7 @@ def skip_first_segment(states: Tensor) -> Tensor:
 
 def launch_segment_states(
     inputs: StateInputs, of: StatePass, *, before: Matrices, normalise: bool = False,
-    first_segment: Callable[[Matrices], None] | None = None,
+    first_segment: Callable[[Matrices], None] | None = None, exchange: Callable[[Matrices], Matrices] | None = None,
 ) -> SegmentStates:  # fmt: skip
     """Make the states that segments start from, and the one after the last of them if that is asked for.
 
@@ -527,6 +527,7 @@ def launch_segment_states(
         first_segment: launches the walk for h over a first segment, which runs while the pass goes over the others. It
             is given the `starts` of `SegmentStates`, in which the first segment's are there unless they are zero, and
             writes those of the second segment (`skip_first_segment`).
+        exchange: is given the states after the last segment, and returns those to start from in place of `before`.
     """
     B, H, _, _, d_qk, d_hv = of.sizes
     cut, parts = of.cut, of.parts
@@ -537,7 +538,7 @@ def launch_segment_states(
         return Matrices(C, C.new_empty((B, H, *segments, d_qk)) if normalise else None)
 
     added = empty(parts.cut.count)
-    starts = empty(cut.count) if of.apart else added
+    starts = empty(cut.count) if of.apart or exchange else added
     if of.resumed:
         for start, given in zip(starts, before, strict=True):
             if start is not None and given is not None:
@@ -546,9 +547,15 @@ def launch_segment_states(
     if first_segment:
         first_segment(starts)
     after = empty() if of.end else Matrices()
-    for states in map(CarriedStates, added, starts, before, after):
-        if states.added is not None:
-            launch_carry(states, inputs.exponents.g, of)
+
+    def join(before: Matrices) -> None:
+        for states in map(CarriedStates, added, starts, before, after):
+            if states.added is not None:
+                launch_carry(states, inputs.exponents.g, of)
+
+    join(before)
+    if exchange is not None:
+        join(exchange(after))
     return SegmentStates(starts, after)
 
 

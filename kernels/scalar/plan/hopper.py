@@ -319,14 +319,16 @@ class Backward(NamedTuple):
 
 @lru_cache(4096)
 def forward(
-    sizes: Sizes, device: Device, chunk_size: int, *, normalise: bool, end: bool = False, cut_freely: bool = False
-) -> Forward:
+    sizes: Sizes, device: Device, chunk_size: int, *, normalise: bool, end: bool = False, cut_freely: bool = False,
+    exchanges: bool = False,
+) -> Forward:  # fmt: skip
     """Return what forward launches.
 
     Args:
         chunk_size: steps of a segment, of which backward starts from states.
         end: the last state is asked for.
         cut_freely: forward may choose other segments.
+        exchanges: the state to start from comes of the last state, so both are made before h.
     """
     sizes = held(sizes)
     cut, kept, chip = Segments.of(sizes.steps, chunk_size), None, device.multiprocessors
@@ -341,29 +343,33 @@ def forward(
             "h", sizes, sizes.d_qk, sizes.d_hv, cut, segments, chip, kept, normalise=normalise, together=together
         )
 
-    concurrent = first_segment_programs(sizes, cut, chip, normalise=normalise)
+    concurrent = 0 if exchanges else first_segment_programs(sizes, cut, chip, normalise=normalise)
     state_pass = None
-    if cut.count > 1:
-        state_pass = _state_pass("C", sizes, cut, chip - concurrent, resumed=concurrent > 0, end=end)
+    if cut.count > 1 or exchanges:
+        state_pass = _state_pass("C", sizes, cut, chip - concurrent, resumed=concurrent > 0, end=end or exchanges)
     first = h(range(1)) if concurrent else None
     return Forward(cut, state_pass, first, h(range(1 if concurrent else 0, cut.count)))
 
 
 @lru_cache(4096)
 def backward(
-    sizes: Sizes, device: Device, chunk_size: int, *, gate_gradients: bool, end: bool = False, of_last_n: bool = False
-) -> Backward:
+    sizes: Sizes, device: Device, chunk_size: int, *, gate_gradients: bool, end: bool = False, of_last_n: bool = False,
+    exchanges: bool = False,
+) -> Backward:  # fmt: skip
     """Return what backward launches.
 
     Args:
         gate_gradients: with row sums, of which those of the gates are made.
         end: the gradient of the initial state is asked for.
         of_last_n: the last normaliser has a gradient.
+        exchanges: the gradient of the last state comes of that of the initial one, so both are made before all else.
     """
     cut, chip, by_tiles = Segments.of(sizes.steps, chunk_size), device.multiprocessors, takes_tile_gradients(sizes)
     asked, sizes = sizes, held(sizes)
     d_qk, d_hv = sizes.d_qk, sizes.d_hv
-    state_pass = None if cut.count == 1 else _state_pass("dC", sizes, cut, chip, end=end)
+    state_pass = None
+    if cut.count > 1 or exchanges:
+        state_pass = _state_pass("dC", sizes, cut, chip, end=end or exchanges)
     if not of_last_n and by_tiles:
         parts = Parts(cut, 1, range(cut.count))
         gradients = TileGradients(sizes, TileGradientsShape(heads_added_up(sizes, chip)), gate_gradients, chip)

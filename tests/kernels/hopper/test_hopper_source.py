@@ -33,6 +33,7 @@ from tflabench.kernels.scalar.hopper import (
 )  # fmt: skip
 from tflabench.kernels.scalar.hopper.chunkwise import kernels
 from tflabench.kernels.scalar.plan import hopper as plans
+from tflabench.kernels.state import State
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="gates are computed in Triton's interpreter")
 
@@ -275,6 +276,39 @@ def test_df_in_segments_is_as_exact_as_in_plain_pytorch(T: int, L: int, own: int
 def test_states_of_several_heads_in_any_order(monkeypatch: pytest.MonkeyPatch):
     run_on(Machine(seed=3), monkeypatch, gate_gradients=False)
     assert failures(IN_SEGMENTS, absent=NO_GATE_GRADIENTS) == []
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(gate="sig", T=200, batch=1, heads=1, d_qk=64, d_hv=128, L=64, states=True),
+        replace(TOGETHER, gate="retention", heads=4, T=128, states=True),
+    ],
+    ids=["segments", "one segment, tile by tile"],
+)
+def test_a_part_of_a_sequence_gives_its_last_state_before_it_takes_its_first(case: Case, monkeypatch: Any):
+    launch_on(Machine(seed=4), monkeypatch)
+    x, grads = draw(case)
+    part: Any = Arguments(*(x[name] for name in ("q", "k", "v", "f", "i")))  # type: ignore[arg-type]
+    start, d_last = State(x["C"]), State(grads["C"])  # type: ignore[arg-type]
+    options = KernelOptions(tfla_cases.GATES[case.gate], 0.125, case.L)
+    run, whole = kernels(), part._replace(initial=start)
+    added = run.forward(part, options)[1]
+    h, last, saved = run.forward(whole, options)
+    wanted = run.backward(grads["h"], d_last, whole, saved, options)
+    d_start = run.backward(grads["h"], None, whole, saved, options)[5]
+    given: list[Any] = []
+
+    def exchange(returned: State) -> Any:
+        return lambda state: (given.append(state.C), returned)[1]
+
+    ours, ours_last, saved = run.forward(part, options._replace(exchange=exchange(start)))
+    made = run.backward(grads["h"], None, whole, saved, options._replace(exchange=exchange(d_last)))
+    assert added is not None and last is not None and ours_last is not None  # noqa: PT018
+    states = [(ours_last.C, last.C), (given[0], added.C), (given[1], d_start)]
+    pairs = [(ours, h), *states, *zip(made, wanted, strict=True)]
+    for found, expected in pairs:
+        assert expected is None or (found.double() - expected.double()).norm() <= 5e-3 * expected.double().norm()
 
 
 def test_what_h_reads_before_it_waits_is_copied_before_the_kernel_it_waits_for(monkeypatch: pytest.MonkeyPatch):
