@@ -15,6 +15,7 @@ the place of q, -dV in that of do, and a step not reading what it writes itself.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,12 +26,12 @@ from tflabench.kernels.common.descriptors import aligned, made_like
 from tflabench.kernels.common.device import refuses_tensors
 from tflabench.kernels.common.places import fitting, tiles_of
 from tflabench.kernels.common.sizes import Sizes
-from tflabench.kernels.common.tensors import sum_shared, unflatten
+from tflabench.kernels.common.tensors import unflatten
 from tflabench.kernels.delta import plan as plans
 from tflabench.kernels.scalar.gates import GradientSums, RowSums, gate_gradients
 from tflabench.kernels.scalar.plan import tfla
-from tflabench.kernels.scalar.tfla.call import EdgeStates, Inputs
-from tflabench.kernels.scalar.tfla.outputs import Role, d_keys, d_queries, launch
+from tflabench.kernels.scalar.tfla.call import EdgeStates
+from tflabench.kernels.scalar.tfla.outputs import Role, launch
 from tflabench.kernels.state import State
 from tflabench.kernels.types import SIMPLE_GLA, Gating
 
@@ -101,52 +102,44 @@ def backward(
     call, (errors, states) = DeltaCall.of(arguments._replace(q=q, k=k, v=v), options), saved
     scalar, plan = call.scalar, call.scalar.plan
     first, last = _matrix(arguments.initial), _matrix(d_last)
-    back = gradients_of_states(call, DeltaInputs(q, k, v, errors, do), states, last)
+    dots = options.gate_gradients and arguments.f is not None
+    back = gradients_of_states(call, DeltaInputs(q, k, v, errors, do), states, last, through=dots)
     before, after = EdgeStates(states, None, first is not None), EdgeStates(back.states.states, None, last is not None)
 
-    inputs = Inputs(q, k, errors, dh=do)
-    dq, qdq = d_queries(scalar, inputs, before, None)
-    written, kdk = d_keys(scalar, inputs, after)
+    of_q, of_k = (q, k) if dots else (None, None)
+    dq, qdq = launch(scalar, plan.dq, Role(do, errors, k, q, before, None, False, probe=of_q, transposed=True))
     # k is not scaled, and what it reads is subtracted from v. Where keys are alike these scores nearly cancel in dg.
-    minus, nothing = replace(scalar, scale=-1.0), EdgeStates(None, None, first=False)
-    by_k = Role(back.dv, errors, k, k, before, None, False, probe=k, strict=True, split=arguments.f is not None)
-    read, kdk_read = launch(minus, plan.dq, by_k)
-    by_k = by_k._replace(x=errors, y=back.dv, states=nothing, reverse=True)
-    by_reads, kdk_by_reads = launch(minus, plan.dk, by_k)
-    dk = added((written, by_reads, read), k)
+    of_keys: dict[str, Any] = {"probe": of_k, "transposed": True, "split": dots}
+    read = Role(back.dv, errors, k, k, before, None, False, strict=True, **of_keys)
+    dk, kdk_read = launch(replace(scalar, scale=-1.0), plan.dk, read)
+    written = Role(errors, do, q, k, after, None, True, more=(back.dv, k, -1.0), onto=dk, **of_keys)
+    dk, kdk = launch(scalar, plan.dk, written)
 
-    dg = dbeta = None
-    if options.gate_gradients:
+    dg = None
+    if dots:
+        assert qdq is not None
         assert kdk_read is not None
-        assert kdk_by_reads is not None
-        through = _log_gates_of_chunks(call).exp() * back.through
-        sums = GradientSums(_together(qdq, kdk_read), _together(kdk, kdk_by_reads), through, plan.chunk_size)
-        dg, dbeta = _gate_gradients(call, arguments, sums, back.dbeta)
-    given = (sum_shared(dq, q), dk, back.dv, dg, dbeta)
+        assert kdk is not None
+        assert back.through is not None
+        log_f, through = scalar.gates.log_f, _log_gates_of_chunks(call).exp() * back.through
+        of_reads = RowSums(*(x + y for x, y in zip(qdq, kdk_read, strict=True)))
+        dg, _ = gate_gradients(log_f, None, SIMPLE_GLA, log_f, GradientSums(of_reads, kdk, through, plan.chunk_size))
+    of_gates = [_of_steps(x, call, like) for x, like in ((dg, arguments.f), (back.dbeta, arguments.i))]
+    given = added(dq, q), added(dk, k), back.dv, *(of_gates if options.gate_gradients else (None, None))
     grads = (made_like(x, like) for x, like in zip(given, arguments[:5], strict=True))
     initial = arguments.initial
     return (*grads, None if initial is None else made_like(back.states.last, initial.C), None)
 
 
-def _gate_gradients(
-    call: DeltaCall, arguments: Arguments, sums: GradientSums, dbeta: Tensor
-) -> tuple[Tensor | None, Tensor]:
-    """Return dg, None without g, and dbeta, in the dtypes of these."""
-    g, beta, log_f = arguments.f, arguments.i, call.scalar.gates.log_f
-    assert beta is not None
-    dg = None if g is None else gate_gradients(log_f, None, SIMPLE_GLA, log_f, sums)[0]
-    if call.places:
-        of_steps = call.places.of_steps
-        dbeta, dg = dbeta.index_select(2, of_steps), None if dg is None else dg.index_select(2, of_steps)
-    return None if g is None or dg is None else dg.to(g.dtype), dbeta.to(beta.dtype)
+def _of_steps(x: Tensor | None, call: DeltaCall, like: Tensor | None) -> Tensor | None:
+    """Return x (B, H, T), of documents by places, by steps and in the dtype of like."""
+    if x is None or like is None:
+        return None
+    return (x.index_select(2, call.places.of_steps) if call.places else x).to(like.dtype)
 
 
 def _matrix(state: State | None) -> Tensor | None:
     return None if state is None else state.C.float().contiguous()
-
-
-def _together(x: RowSums, y: RowSums) -> RowSums:
-    return RowSums(torch.cat([x.every, y.every]), torch.cat([x.within, y.within]))
 
 
 def _log_gates_of_chunks(call: DeltaCall) -> Tensor:

@@ -79,7 +79,8 @@ class Sums(NamedTuple):
     Attributes:
         log_f: (B * H, T).
         dbeta: (B * H, blocks of d_hv, T), written.
-        through: (B * H * chunks, blocks of d_hv), written: sum of S dS, before a chunk and after it.
+        through: (B * H * chunks, blocks of d_hv), written: sum of S dS, before a chunk and after it; None without a
+            decay.
     """
 
     log_f: Any
@@ -222,8 +223,9 @@ def walk_gradients(q, k, errors, do, dv, gates, matrices, sums, sizes, config: t
         if ((tile + 1) % sizes.chunk_tiles == 0) | (j == 0):
             chunk = place.bh * chunks + tile // sizes.chunk_tiles
             store_matrix(matrices.states, acc, chunk, u, column, d_qk, d_hv)
-            state = load_matrix(matrices.other, chunk, u, column, d_qk, d_hv).to(tl.float32)
-            tl.store(sums.through + chunk.to(tl.int64) * blocks + place.block, tl.sum(state * acc))
+            if sums.through is not None:
+                state = load_matrix(matrices.other, chunk, u, column, d_qk, d_hv).to(tl.float32)
+                tl.store(sums.through + chunk.to(tl.int64) * blocks + place.block, tl.sum(state * acc))
         t = tile * ROWS + r
         k_tile = load_rows(k, place.b, place.h // sizes.sharing, t, u, T, d_qk)
         do_tile = load_rows(do, place.b, place.h, t, column, T, d_hv)
@@ -270,13 +272,13 @@ class DeltaGradients(NamedTuple):
         dv: like v.
         dbeta: (B, H, T) float32, of documents by places.
         states: gradients of the states after chunks, and of the state before the first.
-        through: (B, H, chunks) float32, sum of S dS, before a chunk and after it.
+        through: (B, H, chunks) float32, sum of S dS, before a chunk and after it, if it is asked for.
     """
 
     dv: Tensor
     dbeta: Tensor
     states: DeltaStates
-    through: Tensor
+    through: Tensor | None
 
 
 class DeltaInputs(NamedTuple):
@@ -301,8 +303,10 @@ def errors_and_states(call: DeltaCall, k: Tensor, v: Tensor, first: Tensor | Non
     return errors, states
 
 
-def gradients_of_states(call: DeltaCall, inputs: DeltaInputs, states: Tensor, last: Tensor | None) -> DeltaGradients:
-    """Return dV, dbeta and gradients of states.
+def gradients_of_states(
+    call: DeltaCall, inputs: DeltaInputs, states: Tensor, last: Tensor | None, *, through: bool
+) -> DeltaGradients:
+    """Return dV, dbeta and gradients of states, and what passes chunks if `through` asks for it.
 
     Args:
         states: those of forward; last: the gradient of the last one, float32, None for zero.
@@ -313,10 +317,10 @@ def gradients_of_states(call: DeltaCall, inputs: DeltaInputs, states: Tensor, la
     tiles, dv = call.tiles.backward, torch.empty_like(v)
     blocks = cdiv(v.shape[-1], tiles.columns)
     dbeta = v.new_empty((batch, heads, blocks, T), dtype=torch.float32)
-    through = v.new_zeros((*back.states.shape[:3], blocks), dtype=torch.float32)
-    sums = Sums(call.scalar.gates.log_f, dbeta, through)
+    passing = v.new_zeros((*back.states.shape[:3], blocks), dtype=torch.float32) if through else None
+    sums = Sums(call.scalar.gates.log_f, dbeta, passing)
     _launch(call, tiles, walk_gradients, [q, k, errors, do, dv], matrices._replace(other=states), (sums,))
-    return DeltaGradients(dv, dbeta.sum(2), back, through.sum(-1))
+    return DeltaGradients(dv, dbeta.sum(2), back, None if passing is None else passing.sum(-1))
 
 
 def _matrices(

@@ -145,9 +145,7 @@ def backward(
         (q, k, do, z, dv, D), gates=gates, gated=gated, initial=starts, scale=options.scale, plan=plan
     )
     of_gates = (found.dg, found.dbeta) if options.gate_gradients else (None, None)
-    shared = plan.sizes.group > 1
-    dq, dk = (added((y,), x) if shared else y for y, x in ((found.dq, q), (found.dk, k)))
-    given = dq, dk, dv, *of_gates
+    given = added(found.dq, q), added(found.dk, k), dv, *of_gates
     grads = (made_like(y, like) for y, like in zip(given, arguments[:5], strict=True))
     return (*grads, None if initial is None else made_like(d_initial, initial.C), None)
 

@@ -51,6 +51,8 @@ class Strides(NamedTuple):
     z: Any
     out: Any
     probe: Any
+    more_y: Any = None
+    more_z: Any = None
 
 
 class OutputGates(NamedTuple):
@@ -103,6 +105,7 @@ class ParallelSizes(NamedTuple):
         in_sharing, out_sharing: consecutive heads that share one of x and y, and one of z and the probe.
         T, d_in, d_out: steps, of documents places, and the dimensions of x and of out.
         steps: of the tensors with rows.
+        more_scale: factor of the second sum over steps.
     """
 
     scale: Any
@@ -115,6 +118,7 @@ class ParallelSizes(NamedTuple):
     d_out: Any
     chunk_size: Any
     steps: Any
+    more_scale: Any = 0.0
 
     def as_argument(self) -> ParallelSizes:
         """Return what the kernel takes, see `read_sizes`: another batch or number of heads compiles nothing."""
@@ -136,9 +140,13 @@ class OutputConfig:
         normalize: H is divided by its denominator, whose inverse is written.
         stabilized: the denominator is at least exp(-m), not 1.
         has_denominator: the query's side is multiplied by `OutputVectors.inverse_denominator`.
-        row_dots: dQ and dK, with the row sums of `OutputVectors`.
+        row_dots: with the row sums of `OutputVectors`, of dQ and dK.
+        transposed: states are read as (d_out, d_in), by dQ and dK.
         strict: rows do not attend to themselves.
-        split: weighed scores are the sum of two numbers of the dtype of z, not one: row sums then cancel further.
+        more: there is a second sum over steps, of other y and z, where rows do not attend to themselves.
+        onto: out is added to what is there.
+        split: where rows do not attend to themselves, weighed scores are the sum of two numbers of the dtype of z, not
+            one: row sums then cancel further.
         n_gradient: dK gets gradients of the normaliser, `OutputVectors.n_states`.
         documents: vectors are of places of documents.
         rows, cols: steps of a program, and steps of a tile of its loop.
@@ -154,8 +162,11 @@ class OutputConfig:
     stabilized: bool
     has_denominator: bool
     row_dots: bool
+    transposed: bool
     n_gradient: bool
     strict: bool
+    more: bool
+    onto: bool
     split: bool
     skip: bool
     documents: bool
@@ -259,6 +270,7 @@ def read_sizes(sizes):
         sizes.d_out,
         sizes.chunk_size,
         sizes.steps,
+        sizes.more_scale,
     )
 
 
@@ -355,7 +367,7 @@ def scores(x_tile, operands, place, col, d_in, config: tl.constexpr):
 
 
 @triton.jit
-def multiply_by_query_factor(s, col, place, row_gates, vectors, sizes, config: tl.constexpr):
+def multiply_by_query_factor(s, scale, col, place, row_gates, vectors, sizes, config: tl.constexpr):
     """Multiply scores by scale and 1 / denominator, which belong to rows (H, dQ) or to columns (dK, dV).
 
     They come before all other factors, so that dQ and dK round the same numbers and q.dq - k.dk cancels as it should
@@ -363,7 +375,7 @@ def multiply_by_query_factor(s, col, place, row_gates, vectors, sizes, config: t
     """
     COLS: tl.constexpr = config.cols
     if config.reverse:
-        query = tl.full([COLS], 1.0, tl.float32) * sizes.scale
+        query = tl.full([COLS], 1.0, tl.float32) * scale
         if config.has_denominator:
             c = tl.arange(0, COLS)
             at = vectors.inverse_denominator + place.bh.to(tl.int64) * sizes.T + col + c
@@ -375,10 +387,11 @@ def multiply_by_query_factor(s, col, place, row_gates, vectors, sizes, config: t
 
 
 @triton.jit
-def weigh_diagonal(s, col, place, row_gates, gates, vectors, config: tl.constexpr):
+def weigh_diagonal(s, col, place, row_gates, gates, vectors, STRICT: tl.constexpr, config: tl.constexpr):
     """Weigh scores of steps of one tile: by exp(b_i - b_j + log i_j) for keys j <= i with no boundary in between.
 
-    Of H and dV, add the skip connection: its weight is one like others, between v (dH) and the output of one step.
+    STRICT: for keys j < i. Of H and dV, add the skip connection: its weight is one like others, between v (dH) and the
+    output of one step.
     """
     COLS: tl.constexpr = config.cols
     r = place.r
@@ -393,7 +406,7 @@ def weigh_diagonal(s, col, place, row_gates, gates, vectors, config: tl.constexp
         together &= c[None, :] <= r[:, None]
         exponent = row_gates.b[:, None] - b_col[None, :] + tl.load(gates.b_rest + place.row_offset + r)[:, None]
         exponent += tl.load(gates.log_i_rest + place.row_offset + c)[None, :]
-    if config.strict:
+    if STRICT:
         together &= c[None, :] != r[:, None]
     s *= tl.exp(tl.where(together, exponent, float("-inf")))
     if config.skip and not config.row_dots:
@@ -438,11 +451,11 @@ def tiles_of_chunk(place, sizes, config: tl.constexpr):
 
 
 @triton.jit
-def add_weighed(acc, s, z_tile, config: tl.constexpr):
-    """Return acc [rows, outer] and weighed scores s [rows, cols] times z_tile [cols, outer]."""
+def add_weighed(acc, s, z_tile, SPLIT: tl.constexpr, config: tl.constexpr):
+    """Return acc [rows, outer] and weighed scores s [rows, cols] times z_tile [cols, outer]; SPLIT: in two numbers."""
     rounded = s.to(z_tile.dtype)
     acc = tl.dot(rounded, z_tile, acc, input_precision=config.precision)
-    if config.split:
+    if SPLIT:
         acc = tl.dot((s - rounded.to(tl.float32)).to(z_tile.dtype), z_tile, acc)
     return acc
 
@@ -466,7 +479,7 @@ def add_state(acc, norm, far, place, row_gates, operands, vectors, sizes, config
         step = place.row - place.span.shift
         x_part = operands.x_narrow.load([place.b, place.h_in, step, d]).reshape(ROWS, NARROW)
         x_weighted = x_part.to(tl.float32) * weight[:, None]
-        if config.row_dots:
+        if config.transposed:
             s = operands.states.load([state, place.column, d]).reshape(OUT, NARROW).T
         else:
             s = operands.states.load([state, d, place.column]).reshape(NARROW, OUT)
@@ -510,17 +523,23 @@ def store_row_dots(acc, part, place, operands, vectors, sizes, config: tl.conste
 
 
 @triton.jit
-def rows_of_head(bh, row_tile, out_block, span, operands, gates, vectors, sizes, config: tl.constexpr):  # noqa: C901  branches of the config
-    """Return `parallel_outputs` of one head of all batches, [rows, outer] float32, and write all but out itself."""
+def sum_over_steps(
+    acc, x_tile, scale, place, row_gates, operands, gates, vectors, sizes, STRICT: tl.constexpr, config: tl.constexpr
+):  # fmt: skip
+    """Add to acc [rows, outer] what rows of x make of the steps of the chunk that they attend to.
+
+    Args:
+        scale: factor of Q where it is on the side of these steps (dK, dV).
+
+    Returns:
+        acc; the sums of weighed scores, and the scores of a step with itself, [rows] each, if they are asked for; and
+        the log gate, float64, from the rows' tile to the edge of the chunk.
+    """
     ROWS: tl.constexpr = config.rows
     COLS: tl.constexpr = config.cols
-    IN: tl.constexpr = config.inner
     OUT: tl.constexpr = config.outer
-    place = place_of(bh, row_tile, out_block, span, sizes, config)
+    span = place.span
     first_tile, count, step = tiles_of_chunk(place, sizes, config)
-    x_tile = operands.x.load([place.b, place.h_in, place.row - span.shift, 0]).reshape(ROWS, IN)
-    row_gates = load_row_gates(place, gates, vectors, sizes, config)
-    acc = tl.zeros([ROWS, OUT], tl.float32)
     norm = tl.zeros([ROWS], tl.float32)
     skip_dot = tl.zeros([ROWS], tl.float32)
     far = tl.zeros([], tl.float64)  # log gate of the tiles passed since the diagonal
@@ -535,17 +554,36 @@ def rows_of_head(bh, row_tile, out_block, span, operands, gates, vectors, sizes,
             s = tl.where((col + c < span.end)[None, :], s, 0.0)
         if config.skip and config.row_dots:  # dh_t . v_t of the same step t
             skip_dot += tl.sum(tl.where((col - place.row + c)[None, :] == place.r[:, None], s, 0.0), 1)
-        s = multiply_by_query_factor(s, col, place, row_gates, vectors, sizes, config)
+        s = multiply_by_query_factor(s, scale, col, place, row_gates, vectors, sizes, config)
         if (col >= place.row) & (col < place.row + ROWS):
-            s = weigh_diagonal(s, col, place, row_gates, gates, vectors, config)
+            s = weigh_diagonal(s, col, place, row_gates, gates, vectors, STRICT, config)
         else:
             s = weigh_others(s, col_weight, far, row_gates, config)
             far += g_tile.to(tl.float64)
         if config.normalize:
             norm += tl.sum(s, 1)
         z_tile = operands.z.load([place.b, place.h_out, col - span.shift, place.column]).reshape(COLS, OUT)
-        acc = add_weighed(acc, s, z_tile, config)
+        acc = add_weighed(acc, s, z_tile, STRICT and config.split, config)
+    return acc, norm, skip_dot, far
 
+
+@triton.jit
+def rows_of_head(bh, row_tile, out_block, span, operands, more, gates, vectors, sizes, config: tl.constexpr):
+    """Return `parallel_outputs` of one head of all batches, [rows, outer] float32, and write all but out itself."""
+    ROWS: tl.constexpr = config.rows
+    IN: tl.constexpr = config.inner
+    OUT: tl.constexpr = config.outer
+    place = place_of(bh, row_tile, out_block, span, sizes, config)
+    x_tile = operands.x.load([place.b, place.h_in, place.row - span.shift, 0]).reshape(ROWS, IN)
+    row_gates = load_row_gates(place, gates, vectors, sizes, config)
+    acc = tl.zeros([ROWS, OUT], tl.float32)
+    acc, norm, skip_dot, far = sum_over_steps(
+        acc, x_tile, sizes.scale, place, row_gates, operands, gates, vectors, sizes, config.strict, config
+    )
+    if config.more:
+        acc, _, _, _ = sum_over_steps(
+            acc, x_tile, sizes.more_scale, place, row_gates, more, gates, vectors, sizes, True, config
+        )
     if config.row_dots:
         part = out_block.to(tl.int64) + tl.cdiv(sizes.d_out, OUT)
         store_row_dots(acc, part, place, operands, vectors, sizes, config)
@@ -566,8 +604,8 @@ def rows_of_head(bh, row_tile, out_block, span, operands, gates, vectors, sizes,
 
 
 @triton.jit
-def parallel_outputs(
-    x, x_narrow, y, z, out, probe, states, strides, gates, vectors, sizes, config: tl.constexpr
+def parallel_outputs(  # noqa: PLR0913, PLR0915  descriptors lie in no tuple
+    x, x_narrow, y, z, out, probe, states, more_y, more_z, strides, gates, vectors, sizes, config: tl.constexpr
 ):  # fmt: skip
     """Write one tile [rows, outer] of `out`; see the module's table.
 
@@ -577,6 +615,7 @@ def parallel_outputs(
         probe: q for dQ, k for dK, whose dot products with out are the row sums; else None.
             Of documents out is a pointer: a tile must not write what lies behind one.
         states: (B * H * chunks, d_in, d_out), or (.., d_out, d_in) for dQ and dK, or None.
+        more_y, more_z: like y and z, of the second sum over steps; else None.
     """
     ROWS: tl.constexpr = config.rows
     COLS: tl.constexpr = config.cols
@@ -604,26 +643,35 @@ def parallel_outputs(
         probe_tiles = open_rows(probe, strides.probe, shape, d_out, ROWS, OUT, TMA)
     if config.states:
         count = sizes.batch * sizes.heads * tl.cdiv(sizes.T, sizes.chunk_size)
-        if config.row_dots:
+        if config.transposed:
             state_tiles = open_matrices(states, count, d_out, d_in, OUT, NARROW, TMA)
         else:
             state_tiles = open_matrices(states, count, d_in, d_out, NARROW, OUT, TMA)
         x_narrow_tiles = open_rows(x_narrow, strides.x, shape, d_in, ROWS, NARROW, TMA)
     operands = Operands(x_tiles, x_narrow_tiles, y_tiles, z_tiles, probe_tiles, state_tiles)
+    more = operands
+    if config.more:
+        more_y_tiles = open_rows(more_y, strides.more_y, shape, d_in, COLS, IN, TMA)
+        more_z_tiles = open_rows(more_z, strides.more_z, shape, d_out, COLS, OUT, TMA)
+        more = Operands(x_tiles, x_narrow_tiles, more_y_tiles, more_z_tiles, probe_tiles, state_tiles)
     acc = tl.full([ROWS, OUT], -0.0, tl.float32)  # the one number whose sum with x is x for every x
     for member in range(config.members):
         bh = of_out * config.members + member
-        acc += rows_of_head(bh, row_tile, out_block, span, operands, gates, vectors, sizes, config)
+        acc += rows_of_head(bh, row_tile, out_block, span, operands, more, gates, vectors, sizes, config)
     heads_of_out = sizes.heads // config.members
     if config.documents:
         place, column = row_tile * ROWS + tl.arange(0, ROWS), out_block * OUT + tl.arange(0, OUT)
         step = (place - span.shift).to(tl.int64)
         at = out + of_out.to(tl.int64) * strides.out[1] + step[:, None] * strides.out[2] + column[None, :]
         inside = (place < span.end)[:, None] & (column < d_out)[None, :]
+        if config.onto:
+            acc += tl.load(at, mask=inside, other=0.0).to(tl.float32)
         tl.store(at, acc.to(out.dtype.element_ty), mask=inside)
     else:
         out_tiles = open_rows(out, strides.out, shape, d_out, ROWS, OUT, TMA)
         at = [of_out // heads_of_out, of_out % heads_of_out, row_tile * ROWS, out_block * OUT]
+        if config.onto:
+            acc += out_tiles.load(at).reshape(ROWS, OUT).to(tl.float32)
         out_tiles.store(at, acc.to(out_tiles.dtype).reshape(1, 1, ROWS, OUT))
 
 
@@ -638,7 +686,9 @@ class Role(NamedTuple):
         like: (B, H, T, d), or fewer heads, has the layout of out.
         inverse_denominator: (B, H, T) float32, or None; H writes it.
         probe, skip, skip_dots: see the kernel and `OutputVectors`.
-        strict, split: see `OutputConfig`.
+        transposed, strict, split: see `OutputConfig`.
+        more: y, z and the scale of a second sum over steps, see `OutputConfig`.
+        onto: what out is added to, and written to: it has its shape.
     """
 
     x: Tensor
@@ -653,8 +703,11 @@ class Role(NamedTuple):
     probe: Tensor | None = None
     skip: Tensor | None = None
     skip_dots: Tensor | None = None
+    transposed: bool = False
     strict: bool = False
     split: bool = False
+    more: tuple[Tensor | None, Tensor | None, float] = (None, None, 0.0)
+    onto: Tensor | None = None
 
 
 def launch(call: Call, planned: Outputs, role: Role) -> tuple[Tensor, RowSums | None]:
@@ -670,7 +723,11 @@ def launch(call: Call, planned: Outputs, role: Role) -> tuple[Tensor, RowSums | 
     batch, heads, T = call.gates.log_f.shape
     table = call.documents
     out_heads = heads // planned.members
-    out = torch.empty_like(like) if like.shape[1] == out_heads else like.new_empty((batch, out_heads, steps, d_out))
+    out = role.onto
+    if out is None:
+        whole = like.shape[1] == out_heads
+        out = torch.empty_like(like) if whole else like.new_empty((batch, out_heads, steps, d_out))
+    more_y, more_z, more_scale = role.more
     row_dots = None
     if probe is not None:
         empty = x.new_zeros if table else x.new_empty  # places without a step have nothing to add
@@ -686,11 +743,13 @@ def launch(call: Call, planned: Outputs, role: Role) -> tuple[Tensor, RowSums | 
         rows_of(z, tiles.cols, tiles.outer),
         rows_of(out, tiles.rows, tiles.outer),
         rows_of(probe, tiles.rows, tiles.outer),
+        rows_of(more_y, tiles.cols, tiles.inner),
+        rows_of(more_z, tiles.cols, tiles.outer),
     )
-    x_tiles, y_tiles, z_tiles, out_tiles, probe_tiles = (tensor[0] for tensor in tensors)
+    x_tiles, y_tiles, z_tiles, out_tiles, probe_tiles, *more_tiles = (tensor[0] for tensor in tensors)
     states, n_states, _ = role.states
     of_table = () if table is None else (table.of_chunk, table.gaps, table.bounds)
-    block = (config.narrow, tiles.outer) if probe is None else (tiles.outer, config.narrow)
+    block = (tiles.outer, config.narrow) if config.transposed else (config.narrow, tiles.outer)
     enqueue(
         parallel_outputs,
         planned.programs,
@@ -701,12 +760,13 @@ def launch(call: Call, planned: Outputs, role: Role) -> tuple[Tensor, RowSums | 
         out if table else out_tiles,
         probe_tiles,
         None if states is None else matrices_argument(states, *block, tma),
+        *more_tiles,
         Strides(*(tensor[1:] for tensor in tensors)),
         _gates(call, tiles, role),
         OutputVectors(n_states, call.gates.m, role.inverse_denominator, row_dots, role.skip, role.skip_dots, *of_table),
         ParallelSizes(
             call.scale, batch, heads, heads // x.shape[1], heads // z.shape[1], T, d_in, d_out, call.plan.chunk_size,
-            steps,
+            steps, more_scale,
         ).as_argument(),
         config=config,
         num_warps=tiles.warps,
@@ -725,8 +785,11 @@ def _config(call: Call, planned: Outputs, role: Role) -> OutputConfig:
         stabilized=role.stabilized,
         has_denominator=role.inverse_denominator is not None and not role.normalize,
         row_dots=role.probe is not None,
+        transposed=role.transposed,
         n_gradient=role.reverse and role.states.n_states is not None,
         strict=role.strict,
+        more=role.more[0] is not None,
+        onto=role.onto is not None,
         split=role.split and role.z.element_size() == 2,
         skip=role.skip is not None,
         documents=call.documents is not None,
@@ -766,7 +829,9 @@ def d_queries(call: Call, inputs: Inputs, states: EdgeStates, skip_dots: Tensor 
     """Return dQ like q, or of more heads if some share one, and the row sums q_t.dq_t."""
     q, k, v, skip, dh, inverse = inputs
     assert dh is not None
-    role = Role(dh, v, k, q, states._replace(n_states=None), inverse, reverse=False, probe=q, skip=skip)
+    role = Role(
+        dh, v, k, q, states._replace(n_states=None), inverse, reverse=False, probe=q, skip=skip, transposed=True
+    )
     dq, row_dots = launch(call, call.plan.dq, role._replace(skip_dots=skip_dots))
     assert row_dots is not None
     return dq, row_dots
@@ -776,7 +841,8 @@ def d_keys(call: Call, inputs: Inputs, states: EdgeStates) -> tuple[Tensor, RowS
     """Return dK like k, or of more heads if some share one, and the row sums k_t.dk_t, from gradients of states."""
     q, k, v, _, dh, inverse = inputs
     assert dh is not None
-    dk, row_dots = launch(call, call.plan.dk, Role(v, dh, q, k, states, inverse, reverse=True, probe=k))
+    role = Role(v, dh, q, k, states, inverse, reverse=True, probe=k, transposed=True)
+    dk, row_dots = launch(call, call.plan.dk, role)
     assert row_dots is not None
     return dk, row_dots
 
