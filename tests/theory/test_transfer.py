@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import numpy as np
 import pytest
@@ -36,15 +37,16 @@ def expected(experiment: transfer.Experiment, gate: str, i: float, f: float, eps
     return float((peaks[0] / peaks[2]).mean()), float((peaks[1] / peaks[2]).mean())
 
 
-@pytest.mark.parametrize("norm", ["rms", "layer"])
+@pytest.mark.parametrize(("norm", "cap"), [("rms", None), ("layer", 6.0)])
 @pytest.mark.parametrize("row", DEFAULTS, ids=lambda row: row[0])
-def test_gains_are_those_of_the_reference_implementation(row, norm):
-    experiment = transfer.Experiment(**{**vars(SMALL), "norm": norm})
+def test_gains_are_those_of_the_reference_implementation(row, norm, cap):
+    experiment = transfer.Experiment(**{**vars(SMALL), "norm": norm, "soft_cap": cap})
     (found,) = transfer.gains(experiment, [row], [1e-6, 1e-2])
     for y, i in enumerate(experiment.input_gates):
         for x, f in enumerate(experiment.forget_gates):
             for eps, after in found.after.items():
-                want = expected(experiment, row[0], i, f, eps)
+                capped_i, capped_f = (x if cap is None else cap * math.tanh(x / cap) for x in (i, f))
+                want = expected(experiment, row[0], capped_i, capped_f, eps)
                 np.testing.assert_allclose((found.before[y, x], after[y, x]), want, rtol=1e-9)
 
 
@@ -102,9 +104,19 @@ def test_the_command_draws_the_figures_of_the_paper(tmp_path):
     }
     assert len(result["rows"]) == 2 + 3 * 3 + 4 * 3
     rows = {(row["figure"], row["gate"]): row for row in result["rows"] if row["figure"] == "3"}
-    assert rows["3", "exp"]["half_gain_input_gate"] == pytest.approx(-9.5, abs=0.2)
+    assert rows["3", "exp"]["half_gain_input_gate"] == pytest.approx(-9.1, abs=0.2)
     table = np.genfromtxt(tmp_path / "transfer-fig3.csv", delimiter=",", skip_header=1)
     assert table.shape == (21 * 18, 2 + 2 * 2)
+
+
+def test_the_command_says_the_gain_at_the_bias_of_the_paper_under_its_cap(tmp_path):
+    only = ["--figure=3", "--forget-gate=4:5", "--step=0.5", "--eps=1e-6,1e-5", f"--out={tmp_path}", "--json"]
+    done = invoke("--soft-cap", "15", *only)
+    gains = {(row["gate"], row["eps"]): row["gain_at_default_bias"] for row in json.loads(done.stdout)["rows"]}
+    for gate in GATES:
+        assert (gains[gate, 1e-6], gains[gate, 1e-5]) == pytest.approx((0.69, 0.29), abs=0.01)
+    without = json.loads(invoke("--input-gate", "-8:0", *only).stdout)["rows"]
+    assert {row["gain_at_default_bias"] for row in without} == {None}, "-10 lies outside"
 
 
 def test_lines_show_half_the_largest_gain_for_every_eps_where_there_is_one(paper):
@@ -125,6 +137,7 @@ def test_lines_show_half_the_largest_gain_for_every_eps_where_there_is_one(paper
         (["--figure", "5"], "figure is '5': it must be one of 3, 6, 7"),
         (["--eps", "-1"], "eps is -1.0: it must be at least 0"),
         (["--forget-gate", "4:-4"], "--forget-gate is '4:-4': its first value must be less than its second"),
+        (["--soft-cap", "0"], "--soft-cap is 0: it must be more than 0"),
         (["--step", "0"], "step is 0: it must be more than 0 and at most the range of input_gate, 20"),
         (["--seq-len", "100000"], "--seq-len is 100000: it must lie between 1 and 8192"),
         (["--out", "/proc/none"], "cannot be written"),

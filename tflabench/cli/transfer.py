@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tflabench.theory.transfer import Experiment, Gains
 
 MOST_VALUES = 400  # of one gate's grid: more is a slip
-AT_FORGET_GATE = 5.0  # where the table reads the maps: the paper initialises f~ within [3, 6]
+AT_FORGET_GATE = 4.5  # where the table reads the maps: the paper initialises f~ within [3, 6]
 
 
 FIGURE = "Draw any of the paper's figures 3, 6 and 7, comma-separated."
@@ -36,6 +36,12 @@ Eps = Annotated[
 Norm = Annotated[str, options.option(options.PROBLEM, "NORM", "Norm layer: rms or layer.")]
 InputGate = Annotated[str, options.option(options.PROBLEM, "LOW:HIGH", "Range of the input gates i~.")]
 ForgetGate = Annotated[str, options.option(options.PROBLEM, "LOW:HIGH", "Range of the forget gates f~.")]
+SoftCap = Annotated[
+    float | None,
+    options.option(
+        options.PROBLEM, "C", "Cap gates x to C tanh(x / C), as the paper's models at 15.", show_default="none"
+    ),
+]
 Step = Annotated[float, options.option(options.PROBLEM, "X", "Distance of two gate values.")]
 Seed = Annotated[int, options.option(options.PROBLEM, "N", "Seed of q, k and v.", min=0, max=2**32 - 1)]
 
@@ -45,6 +51,7 @@ def transfer(  # noqa: PLR0913  options
     figure: Figures = "3,6,7",
     eps: Eps = None,
     norm: Norm = "rms",
+    soft_cap: SoftCap = None,
     input_gate: InputGate = "-12:8",
     forget_gate: ForgetGate = "-5:12",
     step: Step = 0.25,
@@ -76,6 +83,7 @@ def transfer(  # noqa: PLR0913  options
         d_hv=d_hv,
         norm=norm,  # type: ignore[arg-type]
         seed=seed,
+        soft_cap=soft_cap,
     )
     out = folder_to_write(out)
     maps: dict[str, list[Gains]] = {}
@@ -97,19 +105,20 @@ def _text(rows: Sequence[dict[str, Any]], files: Sequence[str]) -> Iterator[Rend
         TableColumn("eps", "eps", "g"),
         TableColumn("gain before", lambda row: "{:.2g} to {:.2g}".format(*row["before"]), ">", drop=1),
         TableColumn("gain after", lambda row: "{:.2f} to {:.2f}".format(*row["after"]), ">", drop=2),
+        TableColumn("at -10", "gain_at_default_bias", ".2f"),
         TableColumn("i~ at half", "half_gain_input_gate", ".1f"),
     ]
     yield FittedTable(columns, rows)
     yield (
-        f"i~ at half: where the gain after the norm passes half its largest, at f~ = {rows[0]['forget_gate']:g}; "
-        "- where it never lies below."
+        f"At f~ = {rows[0]['forget_gate']:g}. At -10: the gain after the norm where i~ = -10. "
+        "i~ at half: where it passes half its largest; - where it never lies below."
     )
     yield from map(Unwrapped, files)
 
 
 def _summary(name: str, experiment: Experiment, maps: Sequence[Gains]) -> list[dict[str, Any]]:
     """Return what the maps show at the forget gate nearest AT_FORGET_GATE, a row a normaliser and eps."""
-    from tflabench.theory.transfer import half_gain
+    from tflabench.theory.transfer import DEFAULT_BIAS, gain_at, half_gain
 
     forget = min(experiment.forget_gates, key=lambda f: abs(f - AT_FORGET_GATE))
     column = experiment.forget_gates.index(forget)
@@ -122,6 +131,7 @@ def _summary(name: str, experiment: Experiment, maps: Sequence[Gains]) -> list[d
             "forget_gate": forget,
             "before": [float(end) for end in (row.before[:, column].min(), row.before[:, column].max())],
             "after": [float(end) for end in (after[:, column].min(), after[:, column].max())],
+            "gain_at_default_bias": gain_at(DEFAULT_BIAS, experiment.input_gates, after[:, column]),
             "half_gain_input_gate": half_gain(experiment.input_gates, after[:, column]),
         }
         for row in maps

@@ -25,14 +25,15 @@ def heat_maps(name: str, experiment: Experiment, rows: Sequence[Gains]) -> Figur
     All maps of a kind share their colours.
     """
     e, lines = experiment, _lines(list(rows[0].after))
+    cap = "" if e.soft_cap is None else f", gates under a soft cap of {e.soft_cap:g}"
     eps = next(iter(lines))
     panels = [panel for row in rows for panel in _row(experiment, rows, row, eps)]
     return Figure(
         stem=f"transfer-fig{name}",
         title=_title(rows, eps),
         setting=(
-            f"T = {e.seq_len}, one head, d_qk = {e.d_qk}, d_hv = {e.d_hv}, {NORMS[e.norm]}; colours after the norm: "
-            f"eps = {eps:g}; lines: half the largest gain"
+            f"T = {e.seq_len}, one head, d_qk = {e.d_qk}, d_hv = {e.d_hv}, {NORMS[e.norm]}{cap}; "
+            f"colours after the norm: eps = {eps:g}; lines: half the largest gain"
         ),
         panels=tuple(panels),
         columns=2,

@@ -12,6 +12,8 @@ decayed scores alone), the parallel form (B.1, eq. 32) is
     sig, m = log sigma(i~):   h_t = sigma(i~) x_t / n(sigma(i~) s_t, exp(-m))
 
 so that x and s are computed once per forget gate, in float64, and i~, eps and the normaliser n only scale them.
+
+The paper's models have gates under a soft cap (eq. 110), c tanh(x / c) with c = 15, which its experiment leaves out.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ Norm = Literal["rms", "layer"]
 LARGEST = 8192  # of steps, for memory and time grow with their square, and of head dimensions
 PAPER_EPS = (1e-2, 1e-6, 1e-8)
 DEFAULT_EPS = 1e-6
+DEFAULT_BIAS = -10.0  # of input gates when training begins
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,7 @@ class Experiment:
     Attributes:
         input_gates, forget_gates: the pre-activations i~ and f~ of the grid.
         norm: the layer after the cell; without its learnt scale.
+        soft_cap: c of the cap of both gates; None for none.
     """
 
     input_gates: tuple[float, ...]
@@ -71,6 +75,7 @@ class Experiment:
     d_hv: int = 128
     norm: Norm = "rms"
     seed: int = 0
+    soft_cap: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("seq_len", "d_qk", "d_hv"):
@@ -78,6 +83,13 @@ class Experiment:
                 raise InputError(f"{name} is {size}: it must lie between 1 and {LARGEST}")
         if self.norm not in ("rms", "layer"):
             raise InputError(f"norm is {self.norm!r}: it must be rms or layer")
+        if self.soft_cap is not None and not self.soft_cap > 0:
+            raise InputError(f"soft_cap is {self.soft_cap:g}: it must be more than 0")
+
+    def capped(self, pre_activations: Sequence[float]) -> Array:
+        """Return the values of a gate under the soft cap."""
+        x = np.array(pre_activations)
+        return x if self.soft_cap is None else self.soft_cap * np.tanh(x / self.soft_cap)
 
     def inputs(self) -> tuple[Array, Array, Array]:
         """q, k (T, d_qk) and v (T, d_hv), float64."""
@@ -129,10 +141,10 @@ def gains(
     q, k, v = experiment.inputs()
     scores = q @ k.T / np.sqrt(experiment.d_qk)
     v_peak = abs(v).max(axis=1)
-    i = np.array(experiment.input_gates)[:, None]  # against (T,): (input gates, T)
+    i = experiment.capped(experiment.input_gates)[:, None]  # against (T,): (input gates, T)
     shape = (len(experiment.input_gates), len(experiment.forget_gates))
     maps = [Gains(gate, normalizer, np.empty(shape), {e: np.empty(shape) for e in eps}) for gate, normalizer in rows]
-    for column, f in enumerate(experiment.forget_gates):
+    for column, f in enumerate(experiment.capped(experiment.forget_gates)):
         decayed = _decay(scores, v, f, experiment.norm)
         for row in maps:
             scale = _amplitude(row.gate, row.normalizer, i, decayed.sums)
@@ -156,6 +168,12 @@ def half_gain(input_gates: Sequence[float], gain: Array) -> float | None:
         return None
     low, high = gain[first - 1], gain[first]
     return float(np.interp(half, (low, high), (input_gates[first - 1], input_gates[first])))
+
+
+def gain_at(input_gate: float, input_gates: Sequence[float], gain: Array) -> float | None:
+    """Return a gain (input gates,) at one i~, interpolated linearly; None outside of the grid."""
+    inside = input_gates[0] <= input_gate <= input_gates[-1]
+    return float(np.interp(input_gate, input_gates, gain)) if inside else None
 
 
 def _decay(scores: Array, v: Array, f: float, norm: Norm) -> _Decayed:
