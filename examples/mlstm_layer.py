@@ -1,5 +1,7 @@
 """Build the mLSTM layer of xLSTM 7B around the kernel: projections, gates, a norm of each head. Train it a little."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -7,23 +9,47 @@ from tflabench import ops
 
 
 class MLSTM(nn.Module):
-    """An mLSTM with heads of (width / 2 / heads) / (width / heads)."""
+    """An mLSTM with heads of (width / 2 / heads) / (width / heads). Defaults are those of the TFLA paper.
 
-    def __init__(self, width: int, heads: int) -> None:
+    Args:
+        width, heads: of the layer.
+        operation: `ops.mlstm_exp`, `ops.mlstm_sig`, or what takes their arguments.
+        input_bias: of the input gates. At -10 hardly anything is written at first.
+        cap: c of gates c tanh(x / c), which lie within -c and c; None leaves them as they are.
+        eps: of the norm.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        operation: Callable[..., Tensor] = ops.mlstm_exp,
+        input_bias: float = -10.0,
+        cap: float | None = 15.0,
+        eps: float = 1e-6,
+    ) -> None:
         super().__init__()
+        self.operation, self.cap = operation, cap
         self.sizes = [width // heads // n for n in (2, 2, 1)]
         self.qkv, self.gate = nn.Linear(width, 2 * width, bias=False), nn.Linear(width, width, bias=False)
-        self.i_f, self.out = nn.Linear(width, 2 * heads), nn.Linear(width, width, bias=False)
-        self.norm = nn.LayerNorm(width // heads, bias=False)
-        # at first hardly anything is written, and hardly anything forgotten
-        self.i_f.bias.data = torch.cat([torch.full((heads,), -10.0), torch.linspace(3, 6, heads)])
+        self.input_gate, self.forget_gate = nn.Linear(width, heads), nn.Linear(width, heads)
+        self.out = nn.Linear(width, width, bias=False)
+        self.norm = nn.LayerNorm(width // heads, eps, bias=False)
+        nn.init.zeros_(self.input_gate.weight)  # so that the biases decide at first
+        nn.init.zeros_(self.forget_gate.weight)
+        nn.init.constant_(self.input_gate.bias, input_bias)
+        self.forget_gate.bias.data = torch.linspace(3, 6, heads)  # hardly anything is forgotten
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the output for x, both (B, T, width)."""
         q, k, v = self.qkv(x).unflatten(2, (-1, sum(self.sizes))).split(self.sizes, dim=3)
-        i, f = (15 * torch.tanh(self.i_f(x) / 15)).float().chunk(2, dim=2)  # (B, T, heads), kept within 15
-        h = ops.mlstm_exp(q, k, v, i, f, layout="bthd")  # (B, T, heads, width / heads)
+        i, f = (self.capped(gate(x).float()) for gate in (self.input_gate, self.forget_gate))  # (B, T, heads)
+        h = self.operation(q, k, v, i, f, layout="bthd")  # (B, T, heads, width / heads)
         return self.out(torch.sigmoid(self.gate(x)) * self.norm(h).flatten(2))
+
+    def capped(self, x: Tensor) -> Tensor:
+        """Return pre-activations of gates under the soft cap."""
+        return self.cap * torch.tanh(x / self.cap) if self.cap else x
 
 
 if __name__ == "__main__":

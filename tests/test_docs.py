@@ -42,6 +42,7 @@ GUIDES = [
         "how-it-measures",
         "several-gpus",
         "theory",
+        "training",
         "add-a-kernel",
         "results",
     )
