@@ -1,6 +1,7 @@
 """attention-gym: Gated DeltaNet in Triton, forward and backward.
 
-Layout and decays are those of fla's function, but q and k come normalized already. Its KDA needs the CuTe DSL.
+Layout and decays are those of fla's function, but q and k come normalized already. It imports the CuTe DSL, which only
+its KDA and its kernels of Blackwell run.
 """
 
 from __future__ import annotations
@@ -18,7 +19,11 @@ if TYPE_CHECKING:
 
     from tflabench.problem import Problem
 
-NEEDS = {"attn_gym": "pip install attn-gym==0.0.17", "triton": "pip install triton"}
+NEEDS = {
+    "attn_gym": "pip install attn-gym==0.0.17",
+    "cutlass.cute": "pip install nvidia-cutlass-dsl",
+    "triton": "pip install triton",
+}
 HEAD_DIMS = (64, 128)
 OP = next(op for op in fla_ops.OPS if op.name == "fla_gated_delta_net")
 

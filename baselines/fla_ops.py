@@ -319,7 +319,7 @@ def require_sound_triton(device: torch.device) -> None:
 
 def cost(op: Op, problem: Problem) -> Cost:
     """Return what a call computes and moves."""
-    decays = {"head": 1, "channel": problem.d_qk}.get(op.decay, 0) if isinstance(op.decay, str) else 0
+    decays = _decays(op, problem)
     # States lie in memory in the dtype of k, but in float32 for the gradients of all but the delta rules (fla 0.6.0).
     backward = problem.element_bytes if op.delta else linear_attention.STATE_BYTES
     states = (problem.element_bytes, backward)
@@ -327,6 +327,18 @@ def cost(op: Op, problem: Problem) -> Cost:
     if op.on_chip is None:
         return counted
     return Cost(counted.flops, problem.tokens * problem.heads * bytes_a_step(problem, decays, op.on_chip))
+
+
+def cost_of_serving(op: Op, problem: Problem) -> Cost:
+    """Return the cost of a delta rule whose forward pass is one kernel, with gates in float32 and states on chip."""
+    counted, forward = cost(op, problem), cost(op, problem.with_(pass_="fw"))
+    a_step = (2 * problem.d_qk / problem.group + 2 * problem.d_hv) * problem.element_bytes  # q, k, v, o
+    once = problem.tokens * problem.heads * (a_step + 4 * (_decays(op, problem) + 1))
+    return Cost(counted.flops, counted.bytes - forward.bytes + once)
+
+
+def _decays(op: Op, problem: Problem) -> int:
+    return {"head": 1, "channel": problem.d_qk}.get(op.decay, 0) if isinstance(op.decay, str) else 0
 
 
 def bytes_a_step(problem: Problem, decays: int, block: int) -> float:

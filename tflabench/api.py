@@ -154,7 +154,7 @@ def plot(
     df: pd.DataFrame,
     *,
     axis: str | None = None,
-    quantity: Literal["runtime", "memory"] = "runtime",
+    quantity: Literal["runtime", "memory", "error"] = "runtime",
     highlight: str | Sequence[str] = (),
 ) -> Figure:
     """Return a matplotlib figure of rows: runtime or peak memory over an axis, over the bounds of theory.

@@ -38,6 +38,7 @@ FIGURES: dict[str, Callable[[], Figure]] = {
     "profile": lambda: profiles.draw(profile(), "mLSTMsig TFLA xl_chunk: T = 4096", ["a source"]),
     "advice": lambda: memory_frontier.draw(advice(), "forward on A100 SXM 80GB: T = 8192", ["a source"]),
     **{name: partial(lambda name: next(iter(made(SWEEPS[name]).values())), name) for name in ("many", "one_point")},
+    "gates": lambda: made(SWEEPS["gates"], ["gates"])["gates-kda"],
 }
 
 

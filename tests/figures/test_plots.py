@@ -15,6 +15,7 @@ from tflabench import figures
 from tflabench.figures import axes, facets, looks, matplotlib_renderer
 from tflabench.figures.highlights import MOST
 from tflabench.figures.model import Band, Bars, Cross, Curve, Mark
+from tflabench.figures.quantities import AXES, WORDS
 from tflabench.implementations import registry
 from tflabench.problem import InputError
 from tflabench.rows.load import read_rows
@@ -22,13 +23,14 @@ from tflabench.rows.load import read_rows
 
 @pytest.mark.parametrize("name", SWEEPS)
 def test_every_sweep_makes_figures_with_units_and_few_highlights(name):
+    words = [AXES[axis] for axis in WORDS]
     for stem, figure in made(SWEEPS[name]).items():
         assert len(figure.rows), stem
         assert figure.title, stem
         assert figure.caption[-1].startswith("NVIDIA H200"), stem
         for panel in figure.panels:
             labels = [axis.label for axis in (panel.x, panel.y) if axis.label]
-            assert all("[" in label or label == "data type" for label in labels), stem
+            assert all("[" in label or label in words for label in labels), stem
             assert len({curve.name for curve in items(panel, Curve) if curve.label and curve.name}) <= MOST, stem
 
 
@@ -272,6 +274,16 @@ def test_the_tradeoff_has_runtime_left_memory_right_and_rings_the_least_runtime(
     assert ring.ring
     assert ring.y == forward["ms_median"].min()
     assert f"fastest forward at L\u00a0=\u00a0{ring.x:.0f}, forward + backward at L" in figure.title
+
+
+def test_runtime_and_error_run_from_weak_gates_to_closing_ones():
+    figure = made(SWEEPS["gates"], ["gates"])["gates-kda"]
+    runtime, error = (lit(panel)["cudnn_kda"] for panel in figure.panels)
+    assert list(runtime.y) == [5.0, 4.0, 3.0, 2.0, 1.0]
+    np.testing.assert_allclose(error.y, [4e-3, 8e-3, 16e-3, 32e-3, 64e-3])
+    assert list(runtime.x) == list(error.x) == sorted(runtime.x)
+    assert runtime.joined
+    assert "cudnn kda up to 5 times" in figure.title
 
 
 def test_the_roofline_has_every_point_and_the_measured_roof_alone():

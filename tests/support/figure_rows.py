@@ -10,6 +10,7 @@ from tflabench import figures
 from tflabench.figures.model import Curve, Figure, Panel
 from tflabench.figures.quantities import drawable
 from tflabench.figures.source import Source
+from tflabench.problem import GATES
 from tflabench.rows.load import Results
 from tflabench.rows.schema import Row
 
@@ -103,7 +104,18 @@ def many() -> list[Row]:
     return rows
 
 
+def gates() -> list[Row]:
+    """KDA over gates, the strongest first: fla's time and error stay, cuDNN's time falls and its error grows."""
+    changes = {"family": "linear_attention", "gate": None}
+    return [
+        row(name, gates=strength, ms_median=1.0 + falls * n, rel_error=4e-3 * 2 ** (falls * (4 - n)), **changes)
+        for name, falls in (("fla_kda", 0), ("cudnn_kda", 1))
+        for n, strength in enumerate(GATES[::-1])
+    ]
+
+
 SWEEPS = {
+    "gates": gates(),
     "lengths": lengths(),
     "one_pass": lengths(("tfla_exp_xl", "tfla_sig_xl", "sdpa_flash"), ("fwbw",)),
     "chunks": chunks(),

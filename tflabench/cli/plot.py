@@ -16,13 +16,13 @@ def plot(
     out: Annotated[Path | None, out_folder("the folder figures beside the rows")] = None,
     format_: options.Formats = "png,svg",
     what: Annotated[
-        str, options.option(None, "FIGURES", "Draw any of runtime, memory, chunk and roofline, comma-separated.")
-    ] = "runtime,memory,chunk,roofline",
+        str, options.option(None, "FIGURES", "Draw any of runtime, memory, chunk, gates and roofline, comma-separated.")
+    ] = "runtime,memory,chunk,gates,roofline",
     highlight: Annotated[
         str | None, options.option(None, "PATTERN", "Colour and name these implementations, at most 7.")
     ] = None,
 ) -> None:
-    """Draw runtime, memory, chunk-size trade-off and roofline of stored rows over theory; print the files written."""
+    """Draw runtime, memory, trade-offs and roofline of stored rows over theory; print the files written."""
     from tflabench import figures
     from tflabench.implementations.registry import split
 

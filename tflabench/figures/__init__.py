@@ -20,7 +20,7 @@ from tflabench.problem import InputError
 from tflabench.rows.load import Results, find_results
 from tflabench.rows.table import rows_of
 
-WHAT = ("runtime", "memory", "chunk", "roofline")
+WHAT = ("runtime", "memory", "chunk", "gates", "roofline")
 
 
 def draw_all(
@@ -69,6 +69,8 @@ def figures(source: Source, what: Sequence[str] = WHAT) -> Iterator[Figure]:
             yield from curves.over(axis, name, name, source, rows)
     if "chunk" in what and "chunk_size" in axes:
         yield from curves.tradeoffs("chunk", source)
+    if "gates" in what and "gates" in axes:
+        yield from curves.over_gates("gates", source)
     if "roofline" in what:
         for dtype, of_dtype in rows.groupby("dtype"):
             yield roofline.draw(f"roofline-{dtype}", source, of_dtype)

@@ -1,4 +1,4 @@
-"""Runtime and memory: over an axis, ranked where there is a single point, over each other, and of one kernel over L."""
+"""Runtime, memory and error: over an axis, ranked where there is a single point, or two of them side by side."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from tflabench.figures.looks import DARK_GREY, GREY, Look, owners
 from tflabench.figures.model import Band, Bars, Cross, Curve, Figure, Ink, Item, Key, Mark, Panel
 from tflabench.figures.quantities import (
     AXES,
+    ERROR,
     MEMORY,
     PASSES,
     QUANTITIES,
@@ -30,6 +31,7 @@ from tflabench.figures.quantities import (
     flags,
 )
 from tflabench.figures.source import Source
+from tflabench.implementations.registry import operation
 
 BACKGROUND = Ink(GREY)
 TICKS = 4  # below a panel of half the width
@@ -137,7 +139,8 @@ def over_axis(chart: Chart, columns: dict[str, Columns], title: str) -> Panel:
 
 def columns_of(rows: Rows, axis: str) -> dict[str, Columns]:
     """Return the columns of each implementation as arrays, in the order of the axis; missing values are last."""
-    ordered = rows.sort_values(axis, kind="stable")
+    place = {word: n for n, word in enumerate(WORDS.get(axis, ()))}
+    ordered = rows.sort_values(axis, kind="stable", key=lambda column: column.map(place) if place else column)
     table = {name: ordered[name].to_numpy() for name in ordered}
     table |= {"index": ordered.index.to_numpy(), "known": ordered[axis].notna().to_numpy()}
     places = ordered.groupby("implementation").indices
@@ -173,7 +176,7 @@ def curve(chart: Chart, x: SweptAxis, line: Columns, name: str) -> list[Curve]:
     return [
         Curve(
             label, x.position(line[axis]), y, ink, role,
-            joined=axis not in WORDS,  # nothing lies between two data types
+            joined=bool(WORDS.get(axis, axis)),  # nothing lies between two data types
             spread=spread,
             hollow=flagged(line, quantity).tolist() if lit else (),
             rows=line["index"].tolist(),
@@ -335,4 +338,43 @@ def tradeoff(stem: str, source: Source, part: Slice, name: str) -> Figure:
         caption=("Ring: the least runtime.", *notes(charts[0], source, panels)),
         rows=part.rows,
         height=1.3,
+    )
+
+
+def over_gates(stem: str, source: Source) -> Iterator[Figure]:
+    """Yield runtime and below it error over the strength of the forget gates, of every pass: a figure an operation.
+
+    Some kernels cut a sequence where its state has decayed, so that both depend on the gates.
+    """
+    rows = source.rows
+    operations = [operation(*each) for each in zip(rows["implementation"], rows["gate"], strict=True)]
+    for name, of_one in rows.groupby(pd.Series(operations, rows.index), sort=False):
+        if of_one["gates"].nunique() > 1:
+            for part in split(of_one, "gates"):
+                yield _of_gates("-".join([stem, str(name), *part.tags]), source, part)
+
+
+def _of_gates(stem: str, source: Source, part: Slice) -> Figure:
+    runtime = Chart.of(source, part, RUNTIME, theory=False)
+    charts = [runtime, Chart.of(source, part, ERROR, runtime.names)]
+    panels = [
+        over_axis(chart, columns_of(rows, part.axis), f"{PASSES[pass_]}: {chart.quantity.name.lower()}")
+        for pass_, rows in by_pass(part.rows).items()
+        for chart in charts
+    ]
+    timed = part.rows[part.rows["timed"] & part.rows["implementation"].isin(runtime.names)]
+    times = timed.groupby(["implementation", "pass"])["ms_median"].agg(["max", "min"])
+    change = (times["max"] / times["min"]).groupby("implementation").max()
+    words = "no runtime changes with the gates by more than 10%"
+    if change.max() > 1.1:
+        words = f"gates change the runtime of {source.looks[change.idxmax()].title} up to {change.max():.2g} times"
+    return Figure(
+        stem=stem,
+        title=f"{device_name(part.rows)}: {words}",
+        setting=caption(part.rows, part.axis),
+        panels=tuple(panels),
+        keys=keys(runtime, panels),
+        caption=("Error: the largest of outputs and gradients, against float64.", *notes(runtime, source, panels)),
+        rows=part.rows,
+        height=1.2,
     )

@@ -70,7 +70,7 @@ class Quantity(NamedTuple):
         values = rows[self.column].to_numpy(float)
         measured = values[rows["timed"].to_numpy() & np.isfinite(values)]
         if not len(measured):
-            return self.units[1]
+            return self.units[len(self.units) // 2]
         return [self.units[0], *(unit for unit in self.units if np.median(measured) >= unit[1])][-1]
 
 
@@ -90,7 +90,10 @@ MEMORY = Quantity(
     (("KiB", 2.0**10), ("MiB", 2.0**20), ("GiB", 2.0**30)),
     ("small in memory", "less memory than", "more memory than"),
 )
-QUANTITIES = {"runtime": RUNTIME, "memory": MEMORY}
+ERROR = Quantity(
+    "Error", "rel_error", "largest error", (("relative", 1.0),), ("exact", "closer than", "farther off than")
+)
+QUANTITIES = {"runtime": RUNTIME, "memory": MEMORY, "error": ERROR}
 
 
 def by_pass(rows: Rows) -> dict[str, Rows]:
