@@ -33,6 +33,11 @@ class WalkTiles:
     parts: int
 
     @property
+    def forward(self) -> WalkTiles:
+        """Return the tiles of the walk forward, two programs of which fit with three tiles in flight."""
+        return replace(self, stages=3) if self.stages > 1 and self.channels <= 128 else self
+
+    @property
     def backward(self) -> WalkTiles:
         """Return the tiles of the walk backward, whose operands take as many registers as its state."""
         return replace(self, columns=max(16, min(self.columns, 2**12 // self.channels)))

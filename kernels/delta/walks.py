@@ -299,7 +299,7 @@ def errors_and_states(call: DeltaCall, k: Tensor, v: Tensor, first: Tensor | Non
     """Return R like v, contiguous, and the states before chunks; `first`: (B, H, d_qk, d_hv) float32, None for zero."""
     errors = torch.empty_like(v, memory_format=torch.contiguous_format)
     states, matrices = _matrices(call, k, v, of_tiles(call, k), first)
-    _launch(call, call.tiles, walk_errors, [k, v, errors], matrices, ())
+    _launch(call, call.tiles.forward, walk_errors, [k, v, errors], matrices, ())
     return errors, states
 
 

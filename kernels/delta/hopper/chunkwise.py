@@ -9,7 +9,6 @@ Where there are segments, the walk for o, and that for dv, come twice: first as 
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -30,6 +29,7 @@ from .backward_dqk import launch_queries_keys
 from .backward_dv import launch_values
 from .forward import launch_outputs
 from .inverses import launch_inverses
+from .joins import joined
 from .tiles import DeltaGates
 from .walk import DeltaWalkStates
 
@@ -88,24 +88,6 @@ def forward(arguments: Arguments, options: KernelOptions) -> tuple[Tensor, State
         o.copy_(out)
     saved = () if z is None else (inputs[3], z, *of_segments)
     return o, None if last is None else State(last), saved
-
-
-def joined(of_each: Tensor, transitions: Tensor, edge: Tensor | None, *, reverse: bool) -> Tensor:
-    """Return the states that segments start from, or if reversed the gradients of those that they end with.
-
-    Args:
-        of_each: what each segment adds to a state of zero, (B, H, segments, d_qk, d_hv) float32; what the last one in
-            this direction adds is not read.
-        transitions: what it makes of the state before it, (B, H, segments, d_qk, d_qk) float32.
-        edge: the state before the first segment, or the gradient after the last, (B, H, d_qk, d_hv); None for zero.
-    """
-    states = torch.empty_like(of_each)
-    rows, parts, matrices = (x.flatten(0, 1) for x in (states, of_each, transitions.mT if reverse else transitions))
-    order = range(of_each.shape[2])[:: -1 if reverse else 1]
-    rows[:, order[0]] = 0 if edge is None else edge.flatten(0, 1)
-    for before, n in pairwise(order):
-        torch.baddbmm(parts[:, before], matrices[:, before], rows[:, before], out=rows[:, n])
-    return states
 
 
 def empty_saved(q: Tensor, v: Tensor, options: KernelOptions) -> tuple[Tensor, ...]:
