@@ -89,7 +89,7 @@ register(
     Family(
         ChannelGate,
         _module("gla.reference"),
-        {"tfla": _kernels("gla.chunkwise")},
+        {"hopper": _kernels("gla.hopper.chunkwise"), "tfla": _kernels("gla.chunkwise")},
         {"auto": ("tfla",)},
         reference_chunk_size=32,
         batch_from=float("inf"),

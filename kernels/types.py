@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, TypeAlias, get_args
 Layout: TypeAlias = Literal["bhtd", "bthd"]  # (B, H, T, d) or (B, T, H, d) for q, k, v, h; gates without d
 ChunkSize: TypeAlias = int | Literal["auto"]  # steps between two states in memory
 Implementation: TypeAlias = Literal["auto", "reference", "hopper", "tfla", "tfla_xl", "tfla_limit"]
-GlaImplementation: TypeAlias = Literal["auto", "reference", "tfla"]
+GlaImplementation: TypeAlias = Literal["auto", "reference", "hopper", "tfla"]
 KdaImplementation: TypeAlias = Literal["auto", "reference", "tfla"]
 DeltaImplementation: TypeAlias = Literal["auto", "reference", "hopper", "tfla"]
 StepImplementation: TypeAlias = Literal["auto", "reference", "triton"]

@@ -167,13 +167,23 @@ def planned(sizes: Sizes, device: Device, chunk_size: int, beta_max: int, *, bac
 
 
 def default_chunk_size(sizes: Sizes, device: Device) -> int:
-    """Return the steps of segments by which forward takes least time: rounds of programs, each a segment long."""
-    tiles, pieces, chip = cdiv(sizes.steps, TILE), pieces_of(sizes.d_hv), device.multiprocessors
+    """Return the steps of segments by which forward takes least time."""
+    pieces = pieces_of(sizes.d_hv)
+    return segment_steps(sizes, device, pieces, pieces + 1)
+
+
+def segment_steps(sizes: Sizes, device: Device, pieces: int, pass_pieces: int) -> int:
+    """Return the steps of segments by which rounds of programs, each a segment long, are least time.
+
+    Args:
+        pieces, pass_pieces: programs that share a segment of a head, in a walk and in the pass before it.
+    """
+    tiles, chip = cdiv(sizes.steps, TILE), device.multiprocessors
     best, least = 1, float(cdiv(sizes.rows * pieces, chip))
     for count in range(2, MOST_SEGMENTS + 1):
         if tiles < count * LEAST_TILES:
             break
-        rounds = cdiv(sizes.rows * (count - 1) * (pieces + 1), chip) + cdiv(sizes.rows * count * pieces, chip)
+        rounds = cdiv(sizes.rows * (count - 1) * pass_pieces, chip) + cdiv(sizes.rows * count * pieces, chip)
         if rounds < least * count:
             best, least = count, rounds / count
     return TILE * cdiv(tiles, best)

@@ -55,6 +55,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.core import constexpr
 
 import tflabench.kernels.delta.hopper as delta_hopper
+import tflabench.kernels.gla.hopper as gla_hopper
 import tflabench.kernels.kda.hopper as kda_hopper
 import tflabench.kernels.scalar.hopper as hopper
 from tflabench.kernels.common import device
@@ -94,15 +95,20 @@ class Family(NamedTuple):
 
 
 SCALAR = Family.of(hopper.__name__, SHARED, KERNELS)
+BENEATH = tuple(f"{hopper.__name__}.{name}" for name in ("conversions", "tiles", "pipeline", "state"))
 DELTA = Family.of(
     delta_hopper.__name__, ("tiles", "schedule", "walk"),
     {"make_inverses": "inverses", "walk_outputs": "forward", "walk_values": "backward_dv",
      "walk_queries_keys": "backward_dqk"},
-    *(f"{hopper.__name__}.{name}" for name in ("conversions", "tiles", "pipeline", "state")),
+    *BENEATH,
 )  # fmt: skip
 KDA = Family.of(
     kda_hopper.__name__, ("tiles",), {"make_operands": "operands"},
     *DELTA.sources, f"{hopper.__name__}.schedule",
+)  # fmt: skip
+GLA = Family.of(
+    gla_hopper.__name__, ("walk",), {"walk_columns": "columns"},
+    *KDA.sources, f"{delta_hopper.__name__}.walk",
 )  # fmt: skip
 OF_ONE_ROLE = ("make_inverses", "make_operands")  # kernels without partitions
 LATE_ROLE_CHANGES = 1 / 60  # of the turns of all roles, of which a tile takes some 40
@@ -571,6 +577,13 @@ def launch_delta_on(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     replace_kernels(machine, monkeypatch)
     monkeypatch.setattr(f"{delta_hopper.__name__}.chunkwise.refuses_hardware", lambda _q, _dtypes: None)
     monkeypatch.setattr(device, "figures", lambda _device: Device(90, 3))  # fewer than work items
+
+
+def launch_gla_on(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same of Gated Linear Attention."""
+    replace_kernels(machine, monkeypatch)
+    monkeypatch.setattr(f"{gla_hopper.__name__}.chunkwise.refuses_hardware", lambda _q, _dtypes: None)
+    monkeypatch.setattr(device, "figures", lambda _device: Device(90, 3))
 
 
 def launch_on(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:

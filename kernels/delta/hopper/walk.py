@@ -319,17 +319,18 @@ def start_reading(operands, x_blocks, x_tile):
 
 @gluon.jit
 def read_state(state, x_blocks, x_tile, NEGATIVE: gl.constexpr = False):
-    """Return S^T x^T of 64 rows of S^T and a tile x of 128 columns, [64, 64] float32; or -S^T x^T.
+    """Return S^T x^T, [64, 64] float32, of rows of S^T [64, 64] each and a tile x as many blocks wide; or -S^T x^T.
 
     Where the state is read twice, once should be negative: see `nearest_of_negative`.
     """
     dtype: gl.constexpr = x_blocks.dtype
+    BLOCKS: gl.constexpr = len(state)
     out = gl.zeros([64, 64], gl.float32, layout=ACC)
-    for j in gl.static_range(2):
+    for j in gl.static_range(BLOCKS):
         # [64, 64] @ [64, 64] -> [64, 64]
         s = nearest_of_negative(state[j], dtype) if NEGATIVE else nearest(state[j], dtype)
         s = gl.convert_layout(s, ACC_OPERAND)
-        xT = block(x_blocks, 2 * x_tile + j).permute((1, 0))
+        xT = block(x_blocks, BLOCKS * x_tile + j).permute((1, 0))
         out = warpgroup_mma(s, xT, out, use_acc=j > 0, is_async=True)
         out, s = wait_for_products(0, deps=(out, s))
     return out

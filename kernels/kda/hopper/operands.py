@@ -89,10 +89,12 @@ class OperandTensors(NamedTuple):
 
     Attributes:
         gates: strengths.  decay: see `TileOperands`.
+        closed: (B * H,) int32, for scores alone: 0 for sequences of a head that are left out.
     """
 
     gates: Any
     decay: Any
+    closed: Any
 
 
 class OperandCounts(NamedTuple):
@@ -117,7 +119,7 @@ def load_right(rights, first):
 
 
 @gluon.jit
-def weigh(tile, operands, totals, decay_ptr, scale, root, scores, DELTA: gl.constexpr):
+def weigh(tile, operands, totals, decay_ptr, scale, root, scores, DELTA: gl.constexpr, SCORES_ALONE: gl.constexpr):
     """Add to the diagonal blocks of P and A what 64 channels make of them, and prepare the products between blocks.
 
     Args:
@@ -143,7 +145,8 @@ def weigh(tile, operands, totals, decay_ptr, scale, root, scores, DELTA: gl.cons
     four_blocks(rights, 0).store(as_steps(nearest(k * gl.exp2(-w), dtype)))
     t = gl.sum(g, axis=1)
     before, after, following, following_two, total = sums_of_blocks(t, totals)  # a barrier in it
-    gl.store(decay_ptr + gl.arange(0, 64, layout=CHANNELS), gl.exp2(total))
+    if not SCORES_ALONE:
+        gl.store(decay_ptr + gl.arange(0, 64, layout=CHANNELS), gl.exp2(total))
     right = load_right(rights, 0)
     p = mma_v2(load_left(lefts, 0), right, p)
     if DELTA:
@@ -155,7 +158,8 @@ def weigh(tile, operands, totals, decay_ptr, scale, root, scores, DELTA: gl.cons
     before = gl.exp2(before)[:, None, :]
     q = as_blocks(widened(q_block.load(BY_CHANNEL))) * up
     block(lefts, 0).store(as_steps(nearest(q, dtype)))
-    q_block.store(as_steps(nearest(q * (before * scale), dtype)))
+    if not SCORES_ALONE:
+        q_block.store(as_steps(nearest(q * (before * scale), dtype)))
     k = as_blocks(widened(k_block.load(BY_CHANNEL)))
     if DELTA:
         block(lefts, 1).store(as_steps(nearest(k * up, dtype)))
@@ -164,10 +168,11 @@ def weigh(tile, operands, totals, decay_ptr, scale, root, scores, DELTA: gl.cons
     four_blocks(rights, 1).store(as_steps(nearest(k, dtype)))
     four_blocks(rights, 5).store(as_steps(nearest(k * gl.exp2(following)[:, None, :], dtype)))
     four_blocks(rights, 9).store(as_steps(nearest(k * gl.exp2(following_two)[:, None, :], dtype)))
-    k *= gl.exp2(after)[:, None, :]
-    if DELTA:
-        k *= by_blocks(root).load(gl.SliceLayout(2, BLOCKS_BY_CHANNEL))[:, :, None]
-    written_block.store(as_steps(nearest(k, dtype)))
+    if not SCORES_ALONE:
+        k *= gl.exp2(after)[:, None, :]
+        if DELTA:
+            k *= by_blocks(root).load(gl.SliceLayout(2, BLOCKS_BY_CHANNEL))[:, :, None]
+        written_block.store(as_steps(nearest(k, dtype)))
     fence_async_shared()  # before copies read what is stored
     barrier()
     return p, a
@@ -236,9 +241,9 @@ def solve(a, below, root, scratch):
 @gluon.jit
 def make_operands(  # noqa: PLR0915  one tile, in its order
     q_desc, k_desc, g_desc, query_desc, key_desc, written_desc, p_desc, x_desc, tensors, scale, counts,
-    PARTS: gl.constexpr,
+    PARTS: gl.constexpr, SCORES_ALONE: gl.constexpr,
 ):  # fmt: skip
-    """Write `TileOperands` of a tile; PARTS: of X, 0 without the delta rule.
+    """Write `TileOperands` of a tile, or P alone; PARTS: of X, 0 without the delta rule.
 
     Tiles of all heads go side by side: in memory their steps may be neighbours.
     """
@@ -249,6 +254,9 @@ def make_operands(  # noqa: PLR0915  one tile, in its order
     batch, tile = gl.program_id(0) // num_heads // num_tiles, gl.program_id(0) // num_heads % num_tiles
     head = gl.program_id(0) % num_heads
     row = batch * num_heads + head
+    if SCORES_ALONE:  # noqa: SIM102  a constant decides alone
+        if gl.load(tensors.closed + row) == 0:
+            return
     decay = tensors.decay + (row * num_tiles + tile) * 128
     q_blocks = gl.allocate_shared_memory(dtype, [2, 1, 1, 64, 64], q_desc.layout)
     k_blocks = gl.allocate_shared_memory(dtype, [2, 1, 1, 64, 64], k_desc.layout)
@@ -271,9 +279,11 @@ def make_operands(  # noqa: PLR0915  one tile, in its order
         g_block = g_blocks.index(c)
         written = as_bfloat16(g_block)
         blocks = block(q_blocks, c), block(k_blocks, c), g_block.reshape([64, 64]), written.reshape([64, 64])
-        p, a = weigh(blocks, (lefts, rights), totals, decay + 64 * c, scale, root, (p, a), DELTA)
-        tma_store(query_desc, [batch, head, tile * 64, 64 * c], q_blocks.index(c))
-        tma_store(written_desc, [batch, head, tile * 64, 64 * c], written)
+        operands = lefts, rights
+        p, a = weigh(blocks, operands, totals, decay + 64 * c, scale, root, (p, a), DELTA, SCORES_ALONE)
+        if not SCORES_ALONE:
+            tma_store(query_desc, [batch, head, tile * 64, 64 * c], q_blocks.index(c))
+            tma_store(written_desc, [batch, head, tile * 64, 64 * c], written)
         p_below = multiply_between_blocks(lefts, rights, p_below, 0)
         if DELTA:
             tma_store(key_desc, [batch, head, tile * 64, 64 * c], k_blocks.index(c))
@@ -325,10 +335,28 @@ def launch_operands(
     decay = q.new_empty((B, H, tiles * 128), dtype=torch.float32)
     made = TileOperands(empty(d_qk), key, empty(d_qk), empty(TILE), x, decay)
     descs = (descriptor(made.p if y is None else y) for y in made[:5])
-    tensors = OperandTensors(DeltaGates(decay, decay if beta is None else beta), decay)
+    tensors = OperandTensors(DeltaGates(decay, decay if beta is None else beta), decay, decay)
     counts = encode_counts(OperandCounts(T, tiles, H, group))
     enqueue(
         make_operands, B * H * tiles, *map(descriptor, (q, k, g)), *descs, tensors, scale, counts,
-        PARTS=parts, num_warps=4, **ASSEMBLY,
+        PARTS=parts, SCORES_ALONE=False, num_warps=4, **ASSEMBLY,
     )  # fmt: skip
     return made
+
+
+def launch_scores(q: Tensor, k: Tensor, g: Tensor, closed: Tensor, *, sizes: Sizes, scale: float) -> Tensor:
+    """Return P (B, H, tiles * 64, 64), see `TileOperands`, of the sequences of a head that have closed, and no other.
+
+    Args:
+        closed: (B * H,) int32, 0 for those that have not.
+    """
+    B, H, group, T, _, _ = sizes
+    tiles = cdiv(T, TILE)
+    p = q.new_empty((B, H, tiles * TILE, TILE))
+    counts = encode_counts(OperandCounts(T, tiles, H, group))
+    enqueue(
+        make_operands, B * H * tiles, *map(descriptor, (q, k, g, *[p] * 5)),
+        OperandTensors(DeltaGates(closed, closed), closed, closed), scale, counts,
+        PARTS=0, SCORES_ALONE=True, num_warps=4, **ASSEMBLY,
+    )  # fmt: skip
+    return p

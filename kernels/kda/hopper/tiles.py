@@ -59,7 +59,7 @@ def four_blocks(blocks, first):
 def log2_gates(g_block):
     """Return the log2 gates [4, 16, 64] of natural logarithms in shared memory, [64, 64]."""
     g = g_block.load(BY_CHANNEL)
-    if g.dtype == gl.bfloat16:
+    if g.dtype != gl.float32:
         g = widened(g)
     return as_blocks(gl.maximum(g * LOG2E, LEAST_GATE))
 

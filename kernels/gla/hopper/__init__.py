@@ -1,0 +1,1 @@
+"""The fused kernels of Gated Linear Attention for Hopper, in Gluon."""

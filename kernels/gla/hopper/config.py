@@ -1,0 +1,69 @@
+"""Describe what the fused kernels of Gated Linear Attention are compiled for: one constexpr argument."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tflabench.kernels.common.cover import cdiv
+from tflabench.kernels.gla.hopper_plan import BLOCK, GlaWalkShape, blocks_of, pieces_of
+from tflabench.kernels.scalar.hopper.config import KernelConfig
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class GlaWalkConfig(KernelConfig, GlaWalkShape):
+    """Describe what the walks for o and dv are compiled for, see `columns`.
+
+    Attributes:
+        reverse: backward in time.
+        exact: of sequences of a head that have closed, and of no other; scores are given.
+        flags: write which ones have closed.
+        skips: leave these out.
+        states_only: nothing but what segments add to a state is written and, forward, their decays.
+        loads, stores: the states before segments are given, and the one after the last of them is written.
+    """
+
+    d_qk: int
+    d_hv: int
+    reverse: bool = False
+    exact: bool = False
+    flags: bool = False
+    skips: bool = False
+    states_only: bool = False
+    loads: bool = False
+    stores: bool = False
+    num_slots: int = 2
+
+    @property
+    def channel_blocks(self) -> int:
+        """Blocks of channels."""
+        return cdiv(self.d_qk, BLOCK)
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of columns of v of each half of a program."""
+        return blocks_of(self.d_hv)
+
+    @property
+    def pieces(self) -> int:
+        """Programs that share the columns of v."""
+        return pieces_of(self.d_hv)
+
+    @property
+    def reads_scores(self) -> bool:
+        """Tell whether P is given."""
+        return self.exact and not self.states_only
+
+    @property
+    def makes_scores(self) -> bool:
+        """Tell whether P is made."""
+        return not (self.exact or self.states_only)
+
+    @property
+    def stores_decays(self) -> bool:
+        """Tell whether the decays of segments are written."""
+        return self.states_only and not (self.reverse or self.exact)
+
+    @property
+    def finishes(self) -> bool:
+        """Tell whether the state is to be as it stands after the last tile, see `walk`."""
+        return (self.stores or self.states_only) and not self.exact

@@ -1,0 +1,108 @@
+# type: ignore   # Gluon: what runs on the device has no types that a Python checker knows
+"""What the walks for o and dv (columns.py) and for dq and dk (channels.py) share: their algebra, gates of a tile.
+
+Of a tile of 64 steps, per channel, b is the sum of log2 gates from its first step on, total the last, S the state
+before it. With one reference a channel, half the total, q and k are scaled once, where they lie:
+
+    q' = scale q 2^(b - total / 2)        k' = k 2^(total / 2 - b)        A = 2^(total / 2) S
+
+    P = tril(q' k'^T)        O = q' A + P V        S after it = 2^(total / 2) (A + k'^T V)
+
+So the tile is one of linear attention without gates, and A + k'^T V is carried: on its way to the next tile it is
+multiplied by 2^(half the total of either). bfloat16 has the exponents of float32, so nothing is lost as long as
+total >= `LEAST_TOTAL`. With D the gradient of A + k'^T V and dP = tril(dO V^T), backward is as much again:
+
+    dV = P^T dO + k' D        dQ = scale 2^(b - total / 2) (dO A^T + dP k')        dK = 2^(total / 2 - b) (V D^T + dP^T q')
+
+Where a tile of a sequence of a head has closed, in a channel, by more, that sequence is walked again (`exact`), with
+q 2^b, k 2^(total - b), 2^total S and P, which is given: no factor is above 1.
+"""
+
+from typing import Any, NamedTuple
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from tflabench.kernels.delta.hopper.schedule import DeltaItem, get_work_item
+from tflabench.kernels.kda.hopper.tiles import (
+    BY_CHANNEL,
+    as_blocks,
+    as_steps,
+    log2_gates,
+    sums_of_blocks,
+    sums_within_blocks,
+)
+from tflabench.kernels.scalar.hopper.conversions import nearest, widened
+
+
+class GlaTensors(NamedTuple):
+    """Tensors without descriptors, or None; on the device, pointers.
+
+    Attributes:
+        closed: (B * H,) int32: which sequences of a head have closed.
+        initial: before each segment, (B, H, segments, d_qk, d_hv) float32.
+        final: after the last segment, in the direction of the walk, (B, H, d_qk, d_hv); of a pass, after each segment.
+        decays: of a forward pass, (B, H, segments, d_qk): by what a segment multiplies the channels of a state.
+    """
+
+    closed: Any
+    initial: Any = None
+    final: Any = None
+    decays: Any = None
+
+
+@gluon.jit
+def get_item(schedule, closed, item, config: gl.constexpr):
+    """Return a work item by its number, without tiles if the walk leaves it out."""
+    work = get_work_item(schedule, item, config.pieces)
+    if config.exact or config.skips:
+        has_closed = gl.load(closed + work.row) != 0
+        if config.exact:
+            end = gl.where(has_closed, work.end_tile, work.first_tile)
+        else:
+            end = gl.where(has_closed, work.first_tile, work.end_tile)
+        return DeltaItem(
+            work.batch, work.head, work.qk_head, work.row, work.piece, work.segment, work.first_tile, end
+        )  # fmt: skip
+    else:
+        return work
+
+
+@gluon.jit
+def sums_of_tile(g_block, smem):
+    """Return the sums of log2 gates from a tile's first step to each, [4, 16, 64], and their total, [64].
+
+    Args:
+        g_block: log gates, [64, 64] in shared memory, which all of the partition have read when this returns.
+        smem: see `sums_of_blocks`.
+    """
+    within = sums_within_blocks(log2_gates(g_block))
+    before, _after, _next, _next_two, total = sums_of_blocks(gl.min(within, axis=1), smem)  # the last is the least
+    return within + before[:, None, :], total
+
+
+@gluon.jit
+def scaled(x_block, exponent):
+    """Return a block [64, 64] in shared memory times 2^exponent, [4, 16, 64], rounded: as it is in memory."""
+    x = as_blocks(widened(x_block.load(BY_CHANNEL))) * gl.exp2(exponent)
+    return as_steps(nearest(x, x_block.dtype))
+
+
+@gluon.jit
+def scale_in_place(query, key, b, total, scale_log2, EXACT: gl.constexpr):
+    """Make q' and k' of blocks of q and k [64, 64] in shared memory.
+
+    Args:
+        b, total: sums of log2 gates, see `tiles.sums_of_tile`.
+
+    Returns: the reference.
+    """
+    if EXACT:
+        query.store(scaled(query, b + scale_log2))
+        key.store(scaled(key, total[None, None, :] - b))
+        return total
+    else:
+        half = 0.5 * total
+        query.store(scaled(query, b - (half - scale_log2)[None, None, :]))
+        key.store(scaled(key, half[None, None, :] - b))
+        return half
