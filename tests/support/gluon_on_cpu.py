@@ -580,8 +580,9 @@ def launch_delta_on(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def launch_gla_on(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same of Gated Linear Attention."""
+    """The same of Gated Linear Attention, whose scores of what has closed are made by a kernel of KDA."""
     replace_kernels(machine, monkeypatch)
+    replace_kernels(Machine(family=KDA), monkeypatch)
     monkeypatch.setattr(f"{gla_hopper.__name__}.chunkwise.refuses_hardware", lambda _q, _dtypes: None)
     monkeypatch.setattr(device, "figures", lambda _device: Device(90, 3))
 

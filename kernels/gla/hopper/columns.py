@@ -490,11 +490,7 @@ def launch_columns(
         exact=exact, flags=flags, skips=skips, states_only=o is None, loads=tensors.initial is not None,
         stores=tensors.final is not None,
     )  # fmt: skip
-    descs = (
-        *map(descriptor, inputs[:2]),
-        gates_descriptor(g),
-        *map(descriptor, (v, v if p is None else p, v if o is None else o)),
-    )
+    descs = map(descriptor, (*inputs[:3], v, v if p is None else p, v if o is None else o))
     enqueue(
         walk_columns, walk.programs, *descs, pointers(tensors, tensors.closed), scale_log2, DeltaCounts.of(walk),
         config=config, num_warps=4, maxnreg=128, **ASSEMBLY,
