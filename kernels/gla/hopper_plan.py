@@ -56,6 +56,28 @@ def columns_shape(d_hv: int, gate_bytes: int) -> GlaWalkShape:
     return GlaWalkShape() if gate_bytes == 4 else GlaWalkShape(num_gate_slots=4, num_outputs=2)
 
 
+@dataclass(frozen=True)
+class GlaGradientShape:
+    """Describe how a program of the walks for dq and dk is divided.
+
+    Attributes:
+        num_stages: tiles of do, v and one of q and k in flight.
+        num_gate_slots: see `GlaWalkShape`.  num_slots: of scores.
+        state_registers, gate_registers: see `GlaWalkShape`.
+    """
+
+    num_stages: int = 2
+    num_gate_slots: int = 3
+    num_slots: int = 1
+    state_registers: int = 208
+    gate_registers: int = 72
+
+
+def gradients_shape(d_hv: int) -> GlaGradientShape:
+    """Return how a program of the walks for dq and dk is divided: as many tiles in flight as there is memory for."""
+    return GlaGradientShape() if blocks_of(d_hv) > 1 else GlaGradientShape(num_gate_slots=4, num_slots=2)
+
+
 def blocks_of(d_hv: int) -> int:
     """Return the blocks of columns of v that each of the two halves of a program has."""
     return 1 if d_hv <= 2 * BLOCK else 2

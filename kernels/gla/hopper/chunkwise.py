@@ -1,9 +1,12 @@
 """Run forward and backward of the fused kernels of Gated Linear Attention, by the names of `backends`.
 
-forward: o, and which sequences of a head have closed (columns) -> P of these (scores) -> their o (columns, exact)
+forward:  o, and which sequences of a head have closed (columns) -> P of these (kda.hopper.operands) -> their o
+backward: dv and gradients of states (columns) -> dq, dk, terms of dg (channels), pairs of steps of what has closed
+          (gradients) -> dg (gates)
 
-Where there are segments the walk for o comes twice: first as a pass that writes states alone, which `joined` makes into
-those that segments start from.
+What has closed is walked a second time, exactly: each walk is launched twice, and a program finds on the device whether
+a sequence of a head is its own. Where there are segments the walks for o and dv come before as passes that write states
+alone, which `joined` makes into those that segments start from.
 """
 
 from __future__ import annotations
@@ -16,16 +19,20 @@ from torch import Tensor
 
 from tflabench.kernels.common import device
 from tflabench.kernels.common.contract import Arguments, KernelOptions, Kernels
-from tflabench.kernels.common.descriptors import aligned
+from tflabench.kernels.common.descriptors import aligned, made_like
 from tflabench.kernels.common.sizes import Sizes
 from tflabench.kernels.delta.hopper_plan import refuses_steps
 from tflabench.kernels.gla import hopper_plan as plans
+from tflabench.kernels.gla.gradients import add_pairs
 from tflabench.kernels.kda.hopper.operands import launch_scores
 from tflabench.kernels.scalar.hopper.chunkwise import RARE_STATES, refuses_hardware
+from tflabench.kernels.scalar.plan.hopper_segments import Segments
 from tflabench.kernels.state import State
 from tflabench.kernels.types import Gating
 
+from .channels import GlaGradientTensors, launch_channels
 from .columns import launch_columns
+from .gates import gradients_of_gates
 from .walk import GlaTensors
 
 
@@ -68,21 +75,26 @@ def forward(arguments: Arguments, options: KernelOptions) -> tuple[Tensor, State
     starts, of_segments = _matrix(arguments.initial), ()
     if plan.states is not None:
         of_each, decays = _empty_states(plan, v, v.shape[-1]), _empty_states(plan, v)
-        to = GlaTensors(closed, None, of_each, decays)
-        launch_columns(plan.states, inputs, None, None, to, scale_log2=scale_log2, flags=True)
-        launch_columns(plan.states, inputs, None, None, to, scale_log2=scale_log2, exact=True)
+        tensors = GlaTensors(closed, None, of_each, decays)
+        for exact in (False, True):
+            launch_columns(
+                plan.states, inputs, None, None, tensors, scale_log2=scale_log2, exact=exact, flags=not exact
+            )
         starts = joined(of_each, decays, starts, reverse=False)
         of_segments = starts, decays
     o = torch.empty_like(arguments.v)
     out = o if aligned(o) is o else torch.empty(v.shape, dtype=v.dtype, device=v.device)
     last = _empty_state(plan.sizes, v) if options.return_last_state else None
-    to = GlaTensors(closed, starts, last)
-    launch_columns(plan.outputs, inputs, None, out, to, scale_log2=scale_log2, flags=True)
+    tensors = GlaTensors(closed, starts, last)
+    launch_columns(plan.outputs, inputs, None, out, tensors, scale_log2=scale_log2, flags=True)
     p = launch_scores(q, k, g, closed, sizes=plan.sizes, scale=options.scale)
-    launch_columns(plan.outputs, inputs, p, out, to, scale_log2=scale_log2, exact=True)
+    launch_columns(plan.outputs, inputs, p, out, tensors, scale_log2=scale_log2, exact=True)
     if out is not o:
         o.copy_(out)
-    return o, None if last is None else State(last), ()
+    saved = (closed, *of_segments) if options.backward else ()
+    if last is None:
+        return o, None, saved
+    return o, State(last), (*saved, last.clone()) if options.backward else ()
 
 
 def joined(of_each: Tensor, decays: Tensor, edge: Tensor | None, *, reverse: bool) -> Tensor:
@@ -104,16 +116,70 @@ def joined(of_each: Tensor, decays: Tensor, edge: Tensor | None, *, reverse: boo
 
 
 def empty_saved(q: Tensor, v: Tensor, options: KernelOptions) -> tuple[Tensor, ...]:
-    """Return what `forward` saves, uninitialised."""
-    del q, v, options
-    return ()
+    """Return what `forward` saves, uninitialised: which sequences have closed, states and decays of segments, the last.
+
+    The last two if there are segments, and if the last state is asked for.
+    """
+    if not options.backward:
+        return ()
+    (B, H, T, d_hv), d_qk = v.shape, q.shape[-1]
+    count = Segments.of(T, options.chunk_size).count
+    shapes = [(B, H, count, d_qk, d_hv), (B, H, count, d_qk)] if count > 1 else []
+    shapes += [(B, H, d_qk, d_hv)] if options.return_last_state else []
+    return q.new_empty(B * H, dtype=torch.int32), *(q.new_empty(shape, dtype=torch.float32) for shape in shapes)
 
 
 def backward(
     do: Tensor, d_last: State | None, arguments: Arguments, saved: tuple[Tensor, ...], options: KernelOptions
 ) -> tuple[Tensor | None, ...]:
     """Return gradients (dq, dk, dv, dg, None, dC, None); those of absent inputs are None."""
-    raise NotImplementedError
+    plan, (closed, *others) = _planned(arguments, options), saved
+    q, k, g, v = _inputs(arguments)
+    do, initial, scale_log2 = aligned(do), arguments.initial, math.log2(options.scale)
+    inputs, sizes = (q, k, g, do), plan.sizes
+    starts, ends = _matrix(initial), _matrix(d_last)
+    if plan.state_gradients is not None:
+        starts, decays = others[:2]
+        of_each = _empty_states(plan, do, do.shape[-1])
+        tensors = GlaTensors(closed, None, of_each)
+        for exact in (False, True):
+            launch_columns(
+                plan.state_gradients, inputs, None, None, tensors, scale_log2=scale_log2, reverse=True, exact=exact,
+                skips=not exact,
+            )  # fmt: skip
+        ends = joined(of_each, decays, ends, reverse=True)
+    dv = torch.empty_like(arguments.v)
+    dv = dv if aligned(dv) is dv else torch.empty(dv.shape, dtype=dv.dtype, device=dv.device)
+    d_initial = None if initial is None else _empty_state(sizes, do)
+    tensors = GlaTensors(closed, ends, d_initial)
+    p = launch_scores(q, k, g, closed, sizes=sizes, scale=options.scale)
+    for exact in (False, True):
+        launch_columns(
+            plan.outputs, inputs, p if exact else None, dv, tensors, scale_log2=scale_log2, reverse=True, exact=exact,
+            skips=not exact,
+        )  # fmt: skip
+
+    dq, dk = (torch.empty_like(x) for x in (q, k))
+    terms = sums = None
+    if options.gate_gradients:
+        rows, tiles = sizes.rows, plan.cut.tiles
+        terms = q.new_empty((rows, tiles, plans.LARGEST_D_QK, plans.TILE), dtype=torch.float32)
+        sums = q.new_empty((rows, tiles, plans.LARGEST_D_QK), dtype=torch.float32)
+    for out, states, reverse in ((dq, starts, False), (dk, ends, True)):
+        tensors = GlaGradientTensors(closed, states, terms, sums)
+        for exact in (False, True):
+            launch_channels(
+                plan.channels, (q, k, g, v, do), out, tensors, scale_log2=scale_log2, reverse=reverse, exact=exact,
+                pieces=plans.pieces_of(v.shape[-1]),
+            )  # fmt: skip
+    add_pairs((q, k, v, g, do), (dq, dk), terms, closed, options.scale)
+    dg = None
+    if sums is not None and terms is not None:
+        crossing = None if d_last is None or d_last.C is None else (others[-1] * _matrix(d_last)).sum(-1)
+        dg = gradients_of_gates(arguments.f, terms, sums, crossing, closed)
+    given = dq, dk, dv, dg
+    grads = (made_like(y, like) for y, like in zip(given, arguments[:4], strict=True))
+    return (*grads, None, None if initial is None else made_like(d_initial, initial.C), None)
 
 
 def _planned(arguments: Arguments, options: KernelOptions) -> plans.GlaWalks:

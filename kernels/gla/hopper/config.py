@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tflabench.kernels.common.cover import cdiv
-from tflabench.kernels.gla.hopper_plan import BLOCK, GlaWalkShape, blocks_of, pieces_of
+from tflabench.kernels.gla.hopper_plan import BLOCK, GlaGradientShape, GlaWalkShape, blocks_of, pieces_of
 from tflabench.kernels.scalar.hopper.config import KernelConfig
 
 
@@ -67,3 +67,45 @@ class GlaWalkConfig(KernelConfig, GlaWalkShape):
     def finishes(self) -> bool:
         """Tell whether the state is to be as it stands after the last tile, see `walk`."""
         return (self.stores or self.states_only) and not self.exact
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class GlaGradientConfig(KernelConfig, GlaGradientShape):
+    """Describe what the walks for dq and dk are compiled for, see `channels`.
+
+    Attributes:
+        reverse: backward in time, for dk.
+        exact: of sequences of a head that have closed, and of no other; else of all but these.
+        gates: write what dg is made of; sums_terms: and the sums of tiles.
+        piece: which columns of v; all but the first add to dq and dk.
+        loads: the states before segments are given.
+    """
+
+    d_qk: int
+    d_hv: int
+    reverse: bool
+    exact: bool
+    gates: bool
+    sums_terms: bool
+    piece: int
+    loads: bool
+
+    @property
+    def skips(self) -> bool:
+        """Tell whether sequences that have closed are left out."""
+        return not self.exact
+
+    @property
+    def pieces(self) -> int:
+        """Programs that share a segment of a head."""
+        return 1
+
+    @property
+    def blocks(self) -> int:
+        """Accumulators of 128 columns of a state."""
+        return blocks_of(self.d_hv)
+
+    @property
+    def adds_terms(self) -> bool:
+        """Tell whether there are terms already."""
+        return self.reverse or self.piece > 0
