@@ -411,8 +411,8 @@ def add_pairs(
     B, H, T, d = q.shape
     blocks = Blocks.for_shape(d, v.shape[-1], 2, 64)
     config = GradientsConfig(
-        False, False, False, False, terms is not None, 6, REACH["bfloat16"], float32_precision(q.dtype), 64, blocks.block,
-        blocks.hidden,
+        first=False, last=False, later=False, strict=False, gates=terms is not None, levels=6, reach=REACH["bfloat16"],
+        precision=float32_precision(q.dtype), tile=64, block=blocks.block, hidden=blocks.hidden,
     )  # fmt: skip
     enqueue(
         add_pairs_within, B * H * cdiv(T, 64) * cdiv(d, blocks.block),

@@ -26,6 +26,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from tflabench.kernels.common.launching import enqueue
 from tflabench.kernels.delta.hopper.backward_dqk import send
+from tflabench.kernels.delta.hopper.inverses import VECTORS
 from tflabench.kernels.delta.hopper.schedule import (
     DeltaCounts,
     DeltaSchedule,
@@ -37,10 +38,10 @@ from tflabench.kernels.delta.hopper.walk import acquire_stage
 from tflabench.kernels.delta.hopper_plan import DeltaWalk
 from tflabench.kernels.gla.hopper_plan import gradients_shape
 from tflabench.kernels.kda.hopper.tiles import BY_CHANNEL, CHANNELS, as_blocks, as_steps
-from tflabench.kernels.scalar.hopper.conversions import lower, nearest, upper, widened
+from tflabench.kernels.scalar.hopper.conversions import nearest, widened
 from tflabench.kernels.scalar.hopper.launch import descriptor, pointers
 from tflabench.kernels.scalar.hopper.pipeline import Cursor, Ring, aggregate, allocate_ring
-from tflabench.kernels.scalar.hopper.state import state_pointers
+from tflabench.kernels.scalar.hopper.state import read_both_parts, state_pointers
 from tflabench.kernels.scalar.hopper.tiles import (
     ACC,
     ACC_COLUMN,
@@ -55,7 +56,7 @@ from tflabench.kernels.scalar.hopper.tiles import (
 )
 from tflabench.kernels.scalar.hopper.workarounds import ASSEMBLY, barrier, opaque_zero, reinterpret, wait_for_products
 
-from .columns import TOTALS, scores_of_tile
+from .columns import scores_of_tile
 from .config import GlaGradientConfig
 from .walk import get_item, scaled, sums_of_tile
 
@@ -85,8 +86,8 @@ class GlaGradientTiles:
 
     Fields:
         values: of do and v, [2 * blocks * stages, 1, 1, 64, 64] each, and source, [2 * stages, 1, 1, 64, 64].
-        gates: of 64 channels of log gates, which take both of two blocks if they are float32, the first one otherwise.
-            What G is multiplied by, and then the gradient, take the place of the first one, scaled target of the second.
+        gates: of 64 channels of log gates, which take two blocks, or the first one if they are of 16 bits. What G is
+            multiplied by, and then the gradient, take the place of the first one, scaled target of the second.
         targets: of 64 channels of target.
     """
 
@@ -216,7 +217,7 @@ def gradient_gate_partition(program, g_desc, scale_log2, totals):
     """Make dP, scale source and target, and write what G and the state are multiplied by.
 
     Args:
-        totals: [2, 4, 64] float32 in shared memory.
+        totals: [4, 64] float32 in shared memory.
     """
     config: gl.constexpr = program.config
     COLUMN_BLOCKS: gl.constexpr = 2 * config.blocks
@@ -241,7 +242,7 @@ def gradient_gate_partition(program, g_desc, scale_log2, totals):
             references = ()
             for c in gl.static_range(2):
                 inputs.gates.consumer_wait(gate)
-                b, total = sums_of_tile(block(gate_view, PER_SLOT * gate.slot), totals.index(c))
+                b, total = sums_of_tile(block(gate_view, PER_SLOT * gate.slot), totals)
                 of_source, of_target, reference = exponents(b, total, scale_log2, config)
                 source = block(inputs.source, 2 * value.slot + c)
                 source.store(scaled(source, of_source))
@@ -310,22 +311,22 @@ def read_rows(state, x_blocks, first, TWICE: gl.constexpr):
     Args:
         TWICE: read the state in two parts of 16 bits, whose sum has twice as many.
     """
-    dtype: gl.constexpr = x_blocks.dtype
     BLOCKS: gl.constexpr = len(state)
-    out = gl.zeros([64, 64], gl.float32, layout=ACC)
+    blocks = ()
     for z in gl.static_range(BLOCKS):
-        halves = split_columns(state[z])
-        for j in gl.static_range(2):
+        blocks += split_columns(state[z])
+    if TWICE:
+        return read_both_parts(blocks, x_blocks, first, 2 * BLOCKS)
+    else:
+        dtype: gl.constexpr = x_blocks.dtype
+        out = gl.zeros([64, 64], gl.float32, layout=ACC)
+        for j in gl.static_range(2 * BLOCKS):
             # [64, 64] @ [64, 64] -> [64, 64]
-            xT = block(x_blocks, first + 2 * z + j).permute((1, 0))
-            s = gl.convert_layout(upper(halves[j], dtype) if TWICE else nearest(halves[j], dtype), ACC_OPERAND)
-            out = warpgroup_mma(s, xT, out, use_acc=2 * z + j > 0, is_async=True)
+            xT = block(x_blocks, first + j).permute((1, 0))
+            s = gl.convert_layout(nearest(blocks[j], dtype), ACC_OPERAND)
+            out = warpgroup_mma(s, xT, out, use_acc=j > 0, is_async=True)
             out, s = wait_for_products(0, deps=(out, s))
-            if TWICE:
-                s = gl.convert_layout(lower(halves[j], dtype), ACC_OPERAND)
-                out = warpgroup_mma(s, xT, out, is_async=True)
-                out, s = wait_for_products(0, deps=(out, s))
-    return out
+        return out
 
 
 @gluon.jit
@@ -379,6 +380,10 @@ def walk_gradient_tile(program, desc, work, tile, places, state, HALF: gl.conste
         in_flight += (warpgroup_mma(sourceT, written.index(BLOCKS * value + z), rows[z], is_async=True),)
     if not config.exact:
         out = wait_for_products(BLOCKS, deps=(out,))
+    if BLOCKS == 1:
+        after = (wait_for_products(0, deps=in_flight),)
+    else:
+        after = wait_for_products(0, deps=in_flight)
     factorT = block(inputs.gate, 2 * gate).permute((1, 0))
     if config.gates:
         targetT = block(inputs.gate, 2 * gate + 1).permute((1, 0))
@@ -387,10 +392,6 @@ def walk_gradient_tile(program, desc, work, tile, places, state, HALF: gl.conste
     fence_async_shared()
     barrier()
     send(desc, [work.batch, work.head, tile * 64, 64 * HALF], inputs.gate.index(2 * gate), ADD)
-    if BLOCKS == 1:
-        after = (wait_for_products(0, deps=in_flight),)
-    else:
-        after = wait_for_products(0, deps=in_flight)
     tma.store_wait(pendings=0)
     return after
 
@@ -429,7 +430,7 @@ def walk_channels(
     GATE_REGISTERS: gl.constexpr = config.gate_registers
     schedule = get_schedule(counts)
     program = allocate_gradient_program(schedule, tensors, config, source_desc)
-    totals = gl.allocate_shared_memory(gl.float32, [2, 4, 64], TOTALS)
+    totals = gl.allocate_shared_memory(gl.float32, [4, 64], VECTORS)
     gl.warp_specialize(
         [
             (gradient_state_partition, (program, out_desc, 0)),

@@ -32,7 +32,7 @@ from tflabench.kernels.types import Gating
 
 from .channels import GlaGradientTensors, launch_channels
 from .columns import launch_columns
-from .gates import gradients_of_gates
+from .gates import gradients_of_gates, sample_gates
 from .walk import GlaTensors
 
 
@@ -71,23 +71,22 @@ def forward(arguments: Arguments, options: KernelOptions) -> tuple[Tensor, State
     plan, inputs = _planned(arguments, options), _inputs(arguments)
     q, k, g, v = inputs
     scale_log2 = math.log2(options.scale)
-    closed = torch.zeros(plan.sizes.rows, dtype=torch.int32, device=q.device)
+    seen, closed = sample_gates(g)
     starts, of_segments = _matrix(arguments.initial), ()
     if plan.states is not None:
         of_each, decays = _empty_states(plan, v, v.shape[-1]), _empty_states(plan, v)
-        tensors = GlaTensors(closed, None, of_each, decays)
-        for exact in (False, True):
-            launch_columns(
-                plan.states, inputs, None, None, tensors, scale_log2=scale_log2, exact=exact, flags=not exact
-            )
+        tensors = GlaTensors(seen, closed, None, of_each, decays)
+        launch_columns(plan.states, inputs, None, None, tensors, scale_log2=scale_log2)
+        tensors = GlaTensors(closed, None, None, of_each, decays)
+        launch_columns(plan.states, inputs, None, None, tensors, scale_log2=scale_log2, exact=True)
         starts = joined(of_each, decays, starts, reverse=False)
         of_segments = starts, decays
     o = torch.empty_like(arguments.v)
     out = o if aligned(o) is o else torch.empty(v.shape, dtype=v.dtype, device=v.device)
     last = _empty_state(plan.sizes, v) if options.return_last_state else None
-    tensors = GlaTensors(closed, starts, last)
-    launch_columns(plan.outputs, inputs, None, out, tensors, scale_log2=scale_log2, flags=True)
+    launch_columns(plan.outputs, inputs, None, out, GlaTensors(seen, closed, starts, last), scale_log2=scale_log2)
     p = launch_scores(q, k, g, closed, sizes=plan.sizes, scale=options.scale)
+    tensors = GlaTensors(closed, None, starts, last)
     launch_columns(plan.outputs, inputs, p, out, tensors, scale_log2=scale_log2, exact=True)
     if out is not o:
         o.copy_(out)
@@ -141,23 +140,21 @@ def backward(
     if plan.state_gradients is not None:
         starts, decays = others[:2]
         of_each = _empty_states(plan, do, do.shape[-1])
-        tensors = GlaTensors(closed, None, of_each)
+        tensors = GlaTensors(closed, None, None, of_each)
         for exact in (False, True):
             launch_columns(
-                plan.state_gradients, inputs, None, None, tensors, scale_log2=scale_log2, reverse=True, exact=exact,
-                skips=not exact,
-            )  # fmt: skip
+                plan.state_gradients, inputs, None, None, tensors, scale_log2=scale_log2, reverse=True, exact=exact
+            )
         ends = joined(of_each, decays, ends, reverse=True)
     dv = torch.empty_like(arguments.v)
     dv = dv if aligned(dv) is dv else torch.empty(dv.shape, dtype=dv.dtype, device=dv.device)
     d_initial = None if initial is None else _empty_state(sizes, do)
-    tensors = GlaTensors(closed, ends, d_initial)
+    tensors = GlaTensors(closed, None, ends, d_initial)
     p = launch_scores(q, k, g, closed, sizes=sizes, scale=options.scale)
     for exact in (False, True):
         launch_columns(
-            plan.outputs, inputs, p if exact else None, dv, tensors, scale_log2=scale_log2, reverse=True, exact=exact,
-            skips=not exact,
-        )  # fmt: skip
+            plan.outputs, inputs, p if exact else None, dv, tensors, scale_log2=scale_log2, reverse=True, exact=exact
+        )
 
     dq, dk = (torch.empty_like(x) for x in (q, k))
     terms = sums = None

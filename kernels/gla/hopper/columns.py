@@ -230,11 +230,11 @@ def store_seen(program, work, seen):
         _before, least, sums = seen[c]
         if config.flags:
             has_closed = gl.min(least, axis=0) <= LEAST
-            gl.store(tensors.closed + work.row, has_closed.to(gl.int32), mask=has_closed)
+            gl.store(tensors.flags + work.row, has_closed.to(gl.int32), mask=has_closed)
         if config.stores_decays:
             channel = 64 * c + gl.arange(0, 64, layout=CHANNELS)
             at = tensors.decays + get_state_index(program.schedule, work) * D_QK + channel
-            gl.store(at, gl.exp2(sums), mask=channel < D_QK)
+            gl.store(at, gl.exp2(sums), mask=(channel < D_QK) & (work.first_tile < work.end_tile))
 
 
 @gluon.jit
@@ -473,8 +473,7 @@ def walk_columns(
 
 def launch_columns(
     walk: DeltaWalk, inputs: tuple[Tensor, Tensor, Tensor, Tensor], p: Tensor | None, o: Tensor | None,
-    tensors: GlaTensors, *, scale_log2: float, reverse: bool = False, exact: bool = False, flags: bool = False,
-    skips: bool = False,
+    tensors: GlaTensors, *, scale_log2: float, reverse: bool = False, exact: bool = False,
 ) -> None:  # fmt: skip
     """Write o like v or, in reverse, dv, and the state after the last step if there is room for it.
 
@@ -482,12 +481,12 @@ def launch_columns(
         inputs: q, k, g, and v or do.
         p: (B, H, T, 64), the scores of sequences that have closed, if the walk is exact and no pass.
         o: None for a pass, which writes states alone.
-        exact, flags, skips: see `GlaWalkConfig`.
+        reverse, exact: see `GlaWalkConfig`.
     """
     q, _, g, v = inputs
     config = GlaWalkConfig.of(
         columns_shape(v.shape[-1], g.element_size()), d_qk=q.shape[-1], d_hv=v.shape[-1], reverse=reverse,
-        exact=exact, flags=flags, skips=skips, states_only=o is None, loads=tensors.initial is not None,
+        exact=exact, flags=tensors.flags is not None, states_only=o is None, loads=tensors.initial is not None,
         stores=tensors.final is not None,
     )  # fmt: skip
     descs = map(descriptor, (*inputs[:3], v, v if p is None else p, v if o is None else o))

@@ -15,9 +15,8 @@ class GlaWalkConfig(KernelConfig, GlaWalkShape):
 
     Attributes:
         reverse: backward in time.
-        exact: of sequences of a head that have closed, and of no other; scores are given.
-        flags: write which ones have closed.
-        skips: leave these out.
+        exact: of sequences of a head that have closed, with given scores; else of the others.
+        flags: write which ones close.
         states_only: nothing but what segments add to a state is written and, forward, their decays.
         loads, stores: the states before segments are given, and the one after the last of them is written.
     """
@@ -27,7 +26,6 @@ class GlaWalkConfig(KernelConfig, GlaWalkShape):
     reverse: bool = False
     exact: bool = False
     flags: bool = False
-    skips: bool = False
     states_only: bool = False
     loads: bool = False
     stores: bool = False
@@ -61,7 +59,7 @@ class GlaWalkConfig(KernelConfig, GlaWalkShape):
     @property
     def stores_decays(self) -> bool:
         """Tell whether the decays of segments are written."""
-        return self.states_only and not (self.reverse or self.exact)
+        return self.states_only and not self.reverse
 
     @property
     def finishes(self) -> bool:
@@ -75,7 +73,7 @@ class GlaGradientConfig(KernelConfig, GlaGradientShape):
 
     Attributes:
         reverse: backward in time, for dk.
-        exact: of sequences of a head that have closed, and of no other; else of all but these.
+        exact: of sequences of a head that have closed; else of the others.
         gates: write what dg is made of; sums_terms: and the sums of tiles.
         piece: which columns of v; all but the first add to dq and dk.
         loads: the states before segments are given.
@@ -89,11 +87,6 @@ class GlaGradientConfig(KernelConfig, GlaGradientShape):
     sums_terms: bool
     piece: int
     loads: bool
-
-    @property
-    def skips(self) -> bool:
-        """Tell whether sequences that have closed are left out."""
-        return not self.exact
 
     @property
     def pieces(self) -> int:

@@ -12,7 +12,8 @@ So the tile is one of linear attention without gates, and A + k'^T V is carried:
 multiplied by 2^(half the total of either). bfloat16 has the exponents of float32, so nothing is lost as long as
 total >= `LEAST_TOTAL`. With D the gradient of A + k'^T V and dP = tril(dO V^T), backward is as much again:
 
-    dV = P^T dO + k' D        dQ = scale 2^(b - total / 2) (dO A^T + dP k')        dK = 2^(total / 2 - b) (V D^T + dP^T q')
+    dV = P^T dO + k' D
+    dQ = scale 2^(b - total / 2) (dO A^T + dP k')        dK = 2^(total / 2 - b) (V D^T + dP^T q')
 
 Where a tile of a sequence of a head has closed, in a channel, by more, that sequence is walked again (`exact`), with
 q 2^b, k 2^(total - b), 2^total S and P, which is given: no factor is above 1.
@@ -39,13 +40,15 @@ class GlaTensors(NamedTuple):
     """Tensors without descriptors, or None; on the device, pointers.
 
     Attributes:
-        closed: (B * H,) int32: which sequences of a head have closed.
+        closed: (B * H,) int32, not 0 for sequences of a head that have closed, as far as the walk is to know.
+        flags: the same, where the walk writes which ones it sees close.
         initial: before each segment, (B, H, segments, d_qk, d_hv) float32.
         final: after the last segment, in the direction of the walk, (B, H, d_qk, d_hv); of a pass, after each segment.
         decays: of a forward pass, (B, H, segments, d_qk): by what a segment multiplies the channels of a state.
     """
 
     closed: Any
+    flags: Any = None
     initial: Any = None
     final: Any = None
     decays: Any = None
@@ -53,19 +56,14 @@ class GlaTensors(NamedTuple):
 
 @gluon.jit
 def get_item(schedule, closed, item, config: gl.constexpr):
-    """Return a work item by its number, without tiles if the walk leaves it out."""
+    """Return a work item by its number, without tiles unless its sequence has closed (exact) or has not."""
     work = get_work_item(schedule, item, config.pieces)
-    if config.exact or config.skips:
-        has_closed = gl.load(closed + work.row) != 0
-        if config.exact:
-            end = gl.where(has_closed, work.end_tile, work.first_tile)
-        else:
-            end = gl.where(has_closed, work.first_tile, work.end_tile)
-        return DeltaItem(
-            work.batch, work.head, work.qk_head, work.row, work.piece, work.segment, work.first_tile, end
-        )  # fmt: skip
+    has_closed = gl.load(closed + work.row) != 0
+    if config.exact:
+        end = gl.where(has_closed, work.end_tile, work.first_tile)
     else:
-        return work
+        end = gl.where(has_closed, work.first_tile, work.end_tile)
+    return DeltaItem(work.batch, work.head, work.qk_head, work.row, work.piece, work.segment, work.first_tile, end)
 
 
 @gluon.jit
