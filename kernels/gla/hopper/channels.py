@@ -58,7 +58,7 @@ from tflabench.kernels.scalar.hopper.workarounds import ASSEMBLY, barrier, opaqu
 
 from .columns import scores_of_tile
 from .config import GlaGradientConfig
-from .walk import get_item, scaled, sums_of_tile
+from .walk import exponents, get_item, scaled, sums_of_tile
 
 
 class GlaGradientTensors(NamedTuple):
@@ -199,20 +199,6 @@ def load_gradient_tiles(program, descs):
 
 
 @gluon.jit
-def exponents(b, total, scale_log2, config: gl.constexpr):
-    """Return the exponents by which source and target are scaled, and the reference, see `walk.scale_in_place`."""
-    if config.exact:
-        of_q, of_k, reference = b + scale_log2, total[None, None, :] - b, total
-    else:
-        reference = 0.5 * total
-        of_q, of_k = b - (reference - scale_log2)[None, None, :], reference[None, None, :] - b
-    if config.reverse:
-        return of_q, of_k, reference
-    else:
-        return of_k, of_q, reference
-
-
-@gluon.jit
 def gradient_gate_partition(program, g_desc, scale_log2, totals):
     """Make dP, scale source and target, and write what G and the state are multiplied by.
 
@@ -243,7 +229,8 @@ def gradient_gate_partition(program, g_desc, scale_log2, totals):
             for c in gl.static_range(2):
                 inputs.gates.consumer_wait(gate)
                 b, total = sums_of_tile(block(gate_view, PER_SLOT * gate.slot), totals)
-                of_source, of_target, reference = exponents(b, total, scale_log2, config)
+                of_q, of_k, reference = exponents(b, total, scale_log2, config.exact)
+                of_source, of_target = (of_q, of_k) if config.reverse else (of_k, of_q)
                 source = block(inputs.source, 2 * value.slot + c)
                 source.store(scaled(source, of_source))
                 factor = gl.exp2(of_target)

@@ -48,7 +48,7 @@ from tflabench.kernels.scalar.hopper.tiles import (
 from tflabench.kernels.scalar.hopper.workarounds import ASSEMBLY, barrier, tma_store, wait_for_products
 
 from .config import GlaWalkConfig
-from .walk import GlaTensors, get_item, scale_in_place, sums_of_tile
+from .walk import GlaTensors, exponents, get_item, scaled, sums_of_tile
 
 LEAST = gl.constexpr(LEAST_TOTAL)
 TOTALS = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, order=[1, 0]))
@@ -136,6 +136,7 @@ def load_partition(program, descs):
     config: gl.constexpr = program.config
     CHANNEL_BLOCKS: gl.constexpr = config.channel_blocks
     COLUMN_BLOCKS: gl.constexpr = 2 * config.blocks
+    KEY_BLOCKS: gl.constexpr = CHANNEL_BLOCKS * (config.takes_queries + config.takes_keys)
     schedule, inputs, scores = program.schedule, program.inputs, program.scores
     q_desc, k_desc, g_desc, v_desc, p_desc = descs
     GATE_BLOCKS: gl.constexpr = 2 if g_desc.dtype == gl.float32 else 1
@@ -146,9 +147,11 @@ def load_partition(program, descs):
         for turn in range(work.first_tile, work.end_tile):
             step = get_tile(work, turn, config.reverse) * 64
             at = (work.batch, work.head, step, 0)
-            full = acquire_stage(inputs.keys, key, 2 * CHANNEL_BLOCKS)
-            load_blocks(q_desc, at, inputs.query, CHANNEL_BLOCKS * key.slot, CHANNEL_BLOCKS, full)
-            load_blocks(k_desc, at, inputs.key, CHANNEL_BLOCKS * key.slot, CHANNEL_BLOCKS, full)
+            full = acquire_stage(inputs.keys, key, KEY_BLOCKS)
+            if config.takes_queries:
+                load_blocks(q_desc, at, inputs.query, CHANNEL_BLOCKS * key.slot, CHANNEL_BLOCKS, full)
+            if config.takes_keys:
+                load_blocks(k_desc, at, inputs.key, CHANNEL_BLOCKS * key.slot, CHANNEL_BLOCKS, full)
             key = inputs.keys.next(key)
             for c in gl.static_range(CHANNEL_BLOCKS):
                 full = acquire_stage(inputs.gates, gate, GATE_BLOCKS)
@@ -207,9 +210,13 @@ def scale_tile(program, scale_log2, totals, places, seen):
         if c == 0:
             inputs.keys.consumer_wait(stage)
             scores.ring.producer_acquire(slot)
-        query = block(inputs.query, CHANNEL_BLOCKS * stage.slot + c)
-        key = block(inputs.key, CHANNEL_BLOCKS * stage.slot + c)
-        reference = scale_in_place(query, key, b, total, scale_log2, config.exact)
+        of_q, of_k, reference = exponents(b, total, scale_log2, config.exact)
+        if config.takes_queries:
+            query = block(inputs.query, CHANNEL_BLOCKS * stage.slot + c)
+            query.store(scaled(query, of_q))
+        if config.takes_keys:
+            key = block(inputs.key, CHANNEL_BLOCKS * stage.slot + c)
+            key.store(scaled(key, of_k))
         scores.decay.index(slot.slot).slice(64 * c, 64).store(gl.exp2(before + reference))
         if config.exact:
             reference = before  # zero

@@ -47,6 +47,16 @@ class GlaWalkConfig(KernelConfig, GlaWalkShape):
         return pieces_of(self.d_hv)
 
     @property
+    def takes_queries(self) -> bool:
+        """Tell whether q is read: by a state, or because a state is made of it."""
+        return self.reverse or not self.states_only
+
+    @property
+    def takes_keys(self) -> bool:
+        """Tell whether k is."""
+        return not (self.reverse and self.states_only)
+
+    @property
     def reads_scores(self) -> bool:
         """Tell whether P is given."""
         return self.exact and not self.states_only

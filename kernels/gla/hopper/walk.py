@@ -87,20 +87,14 @@ def scaled(x_block, exponent):
 
 
 @gluon.jit
-def scale_in_place(query, key, b, total, scale_log2, EXACT: gl.constexpr):
-    """Make q' and k' of blocks of q and k [64, 64] in shared memory.
+def exponents(b, total, scale_log2, EXACT: gl.constexpr):
+    """Return log2 of what q and k are multiplied by, [4, 16, 64] each, and of what the state is by a tile's reference.
 
     Args:
-        b, total: sums of log2 gates, see `tiles.sums_of_tile`.
-
-    Returns: the reference.
+        b, total: sums of log2 gates, see `sums_of_tile`.
     """
     if EXACT:
-        query.store(scaled(query, b + scale_log2))
-        key.store(scaled(key, total[None, None, :] - b))
-        return total
+        return b + scale_log2, total[None, None, :] - b, total
     else:
         half = 0.5 * total
-        query.store(scaled(query, b - (half - scale_log2)[None, None, :]))
-        key.store(scaled(key, half[None, None, :] - b))
-        return half
+        return b - (half - scale_log2)[None, None, :], half[None, None, :] - b, half
