@@ -172,7 +172,8 @@ def backward(
     add_pairs((q, k, v, g, do), (dq, dk), terms, closed, options.scale)
     dg = None
     if sums is not None and terms is not None:
-        crossing = None if d_last is None or d_last.C is None else (others[-1] * _matrix(d_last)).sum(-1)
+        d_final = _matrix(d_last)
+        crossing = None if d_final is None else (others[-1] * d_final).sum(-1)
         dg = gradients_of_gates(arguments.f, terms, sums, crossing, closed)
     given = dq, dk, dv, dg
     grads = (made_like(y, like) for y, like in zip(given, arguments[:4], strict=True))
