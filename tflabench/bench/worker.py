@@ -421,9 +421,11 @@ class Worker:
 
 
 def step_of(case: Case, output_grad: Tensor | None) -> Callable[[], object]:
-    """Return what is timed of a case: its forward, and with an output gradient the gradients of its leaves."""
+    """Return what is timed: the step of a case, or its forward, with an output gradient the gradients of its leaves."""
     import torch
 
+    if case.step is not None:
+        return case.step
     leaves = [tensor for tensor in case.inputs.values() if tensor.requires_grad]
 
     def step() -> None:

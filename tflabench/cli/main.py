@@ -10,6 +10,7 @@ from tflabench.cli import (  # noqa: F401
     compare,
     gpus,
     list_,
+    model,
     optimal_chunk,
     plot,
     profile,

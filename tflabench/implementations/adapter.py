@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tflabench.theory.launches import Modelled
     from tflabench.theory.roofline import Bounded
 
-Family = Literal["mlstm", "attention", "linear_attention", "ssm"]
+Family = Literal["mlstm", "attention", "linear_attention", "ssm", "model"]
 Formulation = Literal["chunkwise", "fused", "parallel", "recurrent", "attention"]
 Colour = Literal["vermilion", "blue", "green", "purple", "black", "sky", "orange", "yellow"]
 
@@ -109,6 +109,8 @@ class Case:
         writes: inputs that the kernel writes, by name, such as the state of a decode step in place. They are restored
             before each call, outside what is timed; a kernel that changes another input is wrong.
         states: those that a call leaves, as a decode step does, which are compared too; None for none.
+        step: what is timed where that is neither `forward` nor it and the gradients of the inputs, such as a training
+            step of a whole model, of which these are a part; None elsewhere.
         details: what the implementation chose, for the row: "chunk_size", "kernel", "version", ...
     """
 
@@ -120,6 +122,7 @@ class Case:
     linear: str | None = None
     writes: tuple[str, ...] = ()
     states: FinalStates | None = None
+    step: Callable[[], object] | None = None
     details: dict[str, object] = field(default_factory=dict)
 
 
@@ -170,6 +173,8 @@ class Implementation:
             mLSTM: "simple_gla", "mamba2", ...
         bound: which formula of `theory.roofline` bounds its problem, where its family does not say: an mLSTM has
             two gates, attention is attention. None elsewhere: no formula (Mamba).
+        width: embedding of a whole model; None elsewhere, where it is that of the problem.
+        sizes: axes of which it takes one value alone, with that: the heads of a whole model.
         plugin: that it comes from; None for what is bundled. Whoever loads a plugin says it.
     """
 
@@ -201,6 +206,8 @@ class Implementation:
     modelled: Modelled | None = None
     operation: str | None = None
     bound: Bounded | None = None
+    width: int | None = None
+    sizes: tuple[tuple[str, int], ...] = ()
     plugin: Plugin | None = None
 
     @property

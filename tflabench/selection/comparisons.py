@@ -31,20 +31,22 @@ class Comparison:
     def title(self) -> str:
         """Return in words what it is about: "fwbw B=16 T=4096 embedding 4096 bfloat16"."""
         p = self.problem
-        return f"{p.pass_} B={p.batch} T={p.seq_len} embedding {p.heads * p.d_hv} {p.dtype}"
+        width = self.points[0].implementation.width or p.heads * p.d_hv
+        return f"{p.pass_} B={p.batch} T={p.seq_len} embedding {width} {p.dtype}"
 
 
 def comparisons(points: Iterable[Point]) -> list[Comparison]:
     """Group points into comparisons, in the order in which the first point of each stands; ours come first in each.
 
     Heads and strengths of gates may differ within one: attention with 32 heads of 128 meets an mLSTM with 16 of
-    128/256, and a GLA whose gates are weaker. Where an implementation stands at several of these, each is a comparison
-    of its own.
+    128/256, and a GLA whose gates are weaker. Models of one width meet, whatever their heads. Where an implementation
+    stands at several of these, each is a comparison of its own.
     """
     together: dict[tuple[object, ...], list[Point]] = {}
     for point in points:
-        p = point.problem
-        key = (p.batch, p.seq_len, p.heads * p.d_hv, p.group, p.dtype, p.inputs, p.seed, p.pass_)
+        p, width = point.problem, point.implementation.width
+        sizes = (width,) if width else (p.heads * p.d_hv, p.group)
+        key = (p.batch, p.seq_len, *sizes, p.dtype, p.inputs, p.seed, p.pass_)
         together.setdefault(key, []).append(point)
     rank = {impl.name: place for place, impl in enumerate(registry.implementations())}
     return [

@@ -52,7 +52,7 @@ def select_points(
     for impl, claims in _chosen(groups, patterns).items():
         for group in claims:
             stage = stages[group.stage]
-            axes = overlay(group.axes, overrides)
+            axes = overlay(group.axes, overrides) | {axis: (value,) for axis, value in impl.sizes}
             for values in product(*axes.values()):
                 problem = resolve(dict(zip(axes, values, strict=True)))
                 point = Point(impl, problem if impl.chunked else problem.with_(chunk_size=None))

@@ -26,6 +26,7 @@ COMMANDS = {
         "calibrate": "Measure the ceilings of this machine",
         "profile": "Show where the time of one call goes",
         "reproduce": "Measure and draw figures of the paper",
+        "model": "Time whole models on several kernels",
     },
     "Look": {
         "plot": "Draw stored rows",

@@ -1,0 +1,375 @@
+"""Models of transformers made ready to run: what is timed is a whole step, what is checked its first blocks.
+
+A training step embeds tokens, computes the loss of the next ones, differentiates by every parameter and runs AdamW with
+a learning rate of 0: all of its work, and weights that stay, so that results can be held against each other. What is
+compared with float64 are the first blocks, on drawn embeddings, with plain PyTorch in the place of the kernels.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from tflabench.baselines.architectures import Architecture, Form, Kernels
+from tflabench.implementations.adapter import Case, Unsupported, draw
+from tflabench.integrations import Installed, IntegrationError, install
+from tflabench.problem import Problem
+
+DECODED = 16  # steps compared, one after the other
+ENDLESS = 1 << 40  # steps
+XLSTM_KERNELS: dict[Kernels, dict[str, Any]] = {
+    "mlstm_kernels": {"chunkwise_kernel": "chunkwise--triton_xl_chunk", "chunk_size": 128},
+    "mlstm_kernels_limit": {"chunkwise_kernel": "chunkwise--triton_limit_chunk", "chunk_size": 64},
+}
+TRITON_STEPS = {"sequence_kernel": "native_sequence__triton", "step_kernel": "triton"}
+_learned: dict[object, dict[str, Any]] = {}  # of points that this process has built before
+
+
+def build(of: Architecture, kernels: Kernels, form: Form, problem: Problem, device: torch.device) -> Case:
+    """Return the Case of a model, or of one of its layers.
+
+    Raises:
+        Unsupported: our kernels cannot be put into it, or no call reaches them.
+    """
+    switch = _Switch(of)
+    switch.to(kernels)
+    training = problem.pass_ == "fwbw"
+    weights = torch.float32 if training and not form.layer else getattr(torch, problem.dtype)
+    model = _model(of, _options(of, kernels, problem.dtype, training), weights, device).train(training)
+    if form.checkpointed:
+        model.gradient_checkpointing_enable()
+    part = _first_blocks(model.base_model, of.blocks)
+    compute = _layer if form.layer else _decoded if problem.pass_ == "decode" else _hidden
+    if form.layer:
+        part.requires_grad_(training)
+    truths: dict[torch.dtype, Any] = {}
+
+    def oracle(inputs: Mapping[str, Tensor]) -> Tensor:
+        x = inputs["x"]
+        switch.to("native")
+        if x.dtype not in truths:
+            truths[x.dtype] = _truth(of, part, x.dtype, device)
+        return (_layer if form.layer else _hidden)(truths[x.dtype], x)
+
+    def forward() -> Tensor:
+        switch.to(kernels)
+        with _autocast(problem, device, weights):
+            return compute(part, x.to(weights)).to(x.dtype)
+
+    steps = DECODED if problem.pass_ == "decode" else problem.seq_len
+    inputs = draw(problem, device, {"x": (problem.batch, steps, 1, model.config.hidden_size)})
+    x = inputs["x"]
+    details: dict[str, Any] = {"parameters": of.parameters, **dict.fromkeys(form.words, True)}
+    if form.layer:
+        leaves = [x, *_mixer(part)[0].parameters(), *_mixer(part)[1].parameters()]
+
+        def step() -> object:
+            y = forward()
+            return torch.autograd.grad(y, leaves, torch.ones_like(y), allow_unused=True) if training else y
+
+        return Case(inputs, forward, oracle, "bthd", step=step, details=details)
+
+    ids = torch.randint(model.config.vocab_size, (problem.batch, problem.seq_len), device=device)
+    run = _Training(model, ids, problem, form) if training else _Inference(model, ids, problem, form)
+    key = of.title, kernels, form, problem
+    if key not in _learned:  # the first call compiles, and finds out how many sequences fit
+        run()
+        if kernels == "ours" and not switch.served:
+            raise Unsupported(f"no call reaches our kernels: {'; '.join(switch.left) or 'the model looks up others'}")
+        _learned[key] = run.facts() | ({} if form.compiled else {"recurrence_ms": _recurrence_ms(of, run, device)})
+    run.take(_learned[key])
+
+    def whole() -> None:
+        switch.to(kernels)
+        run()
+
+    return Case(inputs, forward, oracle, "bthd", step=whole, details=details | _learned[key])
+
+
+class _Switch:
+    """What the models of this process compute with: one choice at a time, which holds until the next."""
+
+    _handle: ClassVar[Installed | None] = None
+    _replaced: ClassVar[list[tuple[Any, str, Any]]] = []
+    _now: ClassVar[tuple[str, Kernels] | None] = None
+
+    def __init__(self, of: Architecture) -> None:
+        self._of = of
+
+    def to(self, kernels: Kernels) -> None:
+        """Let functions that models look up at each call be these."""
+        if _Switch._now == (self._of.kind, kernels):
+            return
+        if _Switch._handle:
+            _Switch._handle.uninstall()
+        _Switch._handle, _Switch._now = None, None
+        while _Switch._replaced:
+            holder, name, before = _Switch._replaced.pop()
+            setattr(holder, name, before)
+        if kernels == "ours":
+            try:  # before the model's module is imported, which keeps what it finds then
+                _Switch._handle = install("mamba_ssm" if self._of.kind == "mamba2" else "transformers")
+            except IntegrationError as error:
+                raise Unsupported(str(error)) from error
+        if kernels == "native" and self._of.kind != "xlstm":  # where the configuration says it
+            for holder, name in _places(self._of):
+                function = getattr(holder, name)
+                _Switch._replaced.append((holder, name, function))
+                setattr(holder, name, _innermost(function))
+        _Switch._now = self._of.kind, kernels
+
+    @property
+    def served(self) -> int:
+        """Return how many calls our kernels have served since they were put in."""
+        return self._handle.calls if self._handle else 0
+
+    @property
+    def left(self) -> list[str]:
+        """Return what is still the library's, and why."""
+        return [f"{name}: {why}" for name, why in self._handle.left.items()] if self._handle else []
+
+
+def _innermost(function: Any) -> Any:
+    """Return the plain PyTorch that transformers wraps, to call a package's function where that is installed."""
+    return _innermost(function.__wrapped__) if hasattr(function, "__wrapped__") else function
+
+
+def _places(of: Architecture) -> Iterator[tuple[Any, str]]:
+    """Yield the module or class, and the name, of every function that computes the recurrence here."""
+    for path in of.recurrence:
+        module, _, names = path.partition(":")
+        try:
+            holder: Any = importlib.import_module(module)
+        except ImportError:
+            continue
+        *classes, name = names.split(".")
+        for each in classes:
+            holder = getattr(holder, each, None)
+        if hasattr(holder, name):
+            yield holder, name
+
+
+def _options(of: Architecture, kernels: Kernels, dtype: str, training: bool) -> dict[str, Any]:
+    """Return the arguments of the configuration of a model that runs on some kernels."""
+    options = dict(of.options)
+    if of.kind == "xlstm":
+        options |= {"autocast_kernel_dtype": dtype, "mode": "train" if training else "inference"}
+        if kernels in XLSTM_KERNELS:
+            options |= XLSTM_KERNELS[kernels] | TRITON_STEPS
+    return options
+
+
+def _model(of: Architecture, options: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> Any:
+    """Return a causal language model with random weights."""
+    library: Any = importlib.import_module("transformers")
+    config = getattr(library, of.config)(**options)
+    with device:
+        return library.AutoModelForCausalLM.from_config(config, dtype=dtype)
+
+
+def _blocks(base: Any) -> str:
+    return "blocks" if hasattr(base, "blocks") else "layers"
+
+
+def _first_blocks(base: Any, count: int) -> Any:
+    """Return a model of the first blocks of another, with its parameters."""
+    part = copy.copy(base)
+    part._modules = dict(base._modules)
+    setattr(part, _blocks(base), nn.ModuleList(getattr(base, _blocks(base))[:count]))
+    return part
+
+
+def _truth(of: Architecture, part: Any, dtype: torch.dtype, device: torch.device) -> Any:
+    """Return the first blocks in plain PyTorch with the weights of `part`."""
+    options = _options(of, "native", "float32", training=False) | {"num_hidden_layers": of.blocks}
+    if of.kind == "xlstm":
+        options |= {"norm_reduction_force_float32": False, "max_inference_chunksize": ENDLESS}
+    truth = _model(of, options, torch.float32, device).base_model.eval()
+    truth.load_state_dict(part.state_dict())
+    for module in truth.modules():  # the functions that xLSTM's backend keeps: its configuration takes no float64
+        for name in ("_inference_fn", "_train_fn"):
+            if name in vars(module):
+                vars(module)[name].keywords["autocast_kernel_dtype"] = dtype
+    return truth.to(dtype).requires_grad_(False)
+
+
+def _autocast(problem: Problem, device: torch.device, weights: torch.dtype) -> torch.autocast:
+    dtype = getattr(torch, problem.dtype)
+    return torch.autocast(device.type, torch.bfloat16, enabled=dtype == torch.bfloat16 and weights != dtype)
+
+
+def _hidden(base: Any, x: Tensor) -> Tensor:
+    """Return the last hidden states (B, T, 1, E) of embeddings like them."""
+    return base(inputs_embeds=x.squeeze(2), use_cache=False).last_hidden_state[:, :, None]
+
+
+def _decoded(base: Any, x: Tensor) -> Tensor:
+    """Return the same, step by step through a cache."""
+    steps, cache = [], {}
+    for step in x.squeeze(2).split(1, dim=1):
+        out = base(inputs_embeds=step, use_cache=True, **cache)
+        cache = _cache(out)
+        steps.append(out.last_hidden_state)
+    return torch.cat(steps, dim=1)[:, :, None]
+
+
+def _cache(out: Any) -> dict[str, Any]:
+    """Return the cache of an output, as the argument of the next call."""
+    return next({name: out[name]} for name in ("cache", "past_key_values") if out.get(name) is not None)
+
+
+def _mixer(base: Any) -> tuple[Any, Any]:
+    """Return the norm and the layer of the first block, without its feed-forward part."""
+    block = getattr(base, _blocks(base))[0]
+    norm = next(getattr(block, name) for name in ("norm_mlstm", "input_layernorm", "norm") if hasattr(block, name))
+    layers = ("mlstm_layer", "linear_attn", "mixer", "self_attn")
+    return norm, next(getattr(block, name) for name in layers if hasattr(block, name))
+
+
+def _layer(base: Any, x: Tensor) -> Tensor:
+    """Return what the first layer adds to x (B, T, 1, E)."""
+    norm, layer = _mixer(base)
+    more = {}
+    if hasattr(base, "rotary_emb") and type(layer).__name__.endswith("Attention"):
+        places = torch.arange(x.shape[1], device=x.device)[None]
+        more = {"position_embeddings": base.rotary_emb(x, places), "attention_mask": None}
+    y = layer(norm(x.squeeze(2)), **more)
+    return (y[0] if isinstance(y, tuple) else y)[:, :, None]
+
+
+class _Training:
+    """A training step: so many sequences at a time as fit, with gradients that add up."""
+
+    def __init__(self, model: Any, ids: Tensor, problem: Problem, form: Form) -> None:
+        self._model = torch.compile(model) if form.compiled else model
+        self._ids, self._at_once = ids, len(ids)
+        self._optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, fused=ids.is_cuda)
+        self._autocast = _autocast(problem, ids.device, torch.float32)
+
+    def facts(self) -> dict[str, Any]:
+        return {"sequences_at_once": self._at_once}
+
+    def take(self, facts: Mapping[str, Any]) -> None:
+        self._at_once = facts["sequences_at_once"]
+
+    def __call__(self) -> None:
+        while not self._fits():
+            self._optimizer.zero_grad()
+            torch.cuda.empty_cache()
+            self._at_once //= 2
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+
+    def _fits(self) -> bool:
+        try:
+            for ids in self._ids.split(self._at_once):
+                with self._autocast:
+                    loss = self._model(input_ids=ids, labels=ids, use_cache=False).loss
+                (loss * (len(ids) / len(self._ids))).backward()
+        except torch.OutOfMemoryError:
+            if self._at_once == 1:
+                raise
+            return False
+        return True
+
+
+class _Inference:
+    """The logits of the next token: of sequences, or of one token behind a cache, which every call makes longer."""
+
+    def __init__(self, model: Any, ids: Tensor, problem: Problem, form: Form) -> None:
+        base = model.base_model
+        self._base, self._head = torch.compile(base) if form.compiled else base, model.get_output_embeddings()
+        self._ids, self._cache = ids, {}
+        if problem.pass_ == "decode":
+            with torch.no_grad():
+                self._cache = _cache(base(input_ids=ids, use_cache=True))
+            self._ids = ids[:, -1:]
+
+    def facts(self) -> dict[str, Any]:
+        return {}
+
+    def take(self, facts: Mapping[str, Any]) -> None: ...
+
+    @torch.no_grad()
+    def __call__(self) -> Tensor:
+        out = self._base(input_ids=self._ids, use_cache=True, **self._cache)
+        return self._head(out.last_hidden_state[:, -1:])
+
+
+# --- How long a step is in its recurrence
+
+
+class _Mark(torch.autograd.Function):
+    """Tensors as they are; their gradients call `note`."""
+
+    @staticmethod
+    def forward(ctx: Any, note: Callable[[], None], *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.note = note
+        return tuple(x.view_as(x) for x in tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        ctx.note()
+        return None, *grads
+
+
+def _recurrence_ms(of: Architecture, run: Callable[[], object], device: torch.device) -> float:
+    """Return the milliseconds of a step between entries and exits of its recurrence, forward and backward."""
+    times: list[Any] = []
+
+    def note() -> None:
+        if device.type != "cuda":
+            times.append(time.perf_counter())
+            return
+        times.append(torch.cuda.Event(enable_timing=True))
+        times[-1].record()
+
+    with _timed(of, note):
+        run()
+    if device.type != "cuda":
+        return 1e3 * sum(end - start for start, end in zip(times[::2], times[1::2], strict=True))
+    torch.cuda.synchronize(device)
+    return sum(start.elapsed_time(end) for start, end in zip(times[::2], times[1::2], strict=True))
+
+
+@contextmanager
+def _timed(of: Architecture, note: Callable[[], None]) -> Iterator[None]:
+    """Within the block `note` is called before and after each forward and backward of the recurrence."""
+    before = [(holder, name, getattr(holder, name)) for holder, name in _places(of)]
+    try:
+        for holder, name, function in before:
+            setattr(holder, name, _noting(function, note))
+        yield
+    finally:
+        for holder, name, function in before:
+            setattr(holder, name, function)
+
+
+def _noting(function: Callable[..., Any], note: Callable[[], None]) -> Callable[..., Any]:
+    def marked(values: list[Any]) -> list[Any]:
+        places = [n for n, x in enumerate(values) if isinstance(x, Tensor) and x.requires_grad]
+        if places:
+            for n, x in zip(places, _Mark.apply(note, *(values[n] for n in places)), strict=True):  # type: ignore[arg-type]
+                values[n] = x
+        return values
+
+    def noted(*args: Any, **named: Any) -> Any:
+        values = marked([*args, *named.values()])
+        args, named = tuple(values[: len(args)]), dict(zip(named, values[len(args) :], strict=True))
+        note()
+        try:
+            out = function(*args, **named)
+        finally:
+            note()
+        many = isinstance(out, tuple)
+        out = marked(list(out) if many else [out])
+        return tuple(out) if many else out[0]
+
+    return noted
