@@ -16,14 +16,17 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tflabench.baselines.architectures import Architecture, Form, Kernels
 from tflabench.implementations.adapter import Case, Unsupported, draw
+from tflabench.implementations.packages import installed
 from tflabench.integrations import Installed, IntegrationError, install
 from tflabench.problem import Problem
 
 DECODED = 16  # steps compared, one after the other
 ENDLESS = 1 << 40  # steps
+BACKENDS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 XLSTM_KERNELS: dict[Kernels, dict[str, Any]] = {
     "mlstm_kernels": {"chunkwise_kernel": "chunkwise--triton_xl_chunk", "chunk_size": 128},
     "mlstm_kernels_limit": {"chunkwise_kernel": "chunkwise--triton_limit_chunk", "chunk_size": 64},
@@ -42,7 +45,9 @@ def build(of: Architecture, kernels: Kernels, form: Form, problem: Problem, devi
     switch.to(kernels)
     training = problem.pass_ == "fwbw"
     weights = torch.float32 if training and not form.layer else getattr(torch, problem.dtype)
-    model = _model(of, _options(of, kernels, problem.dtype, training), weights, device).train(training)
+    fa3 = form.layer and of.bounded == "attention" and device.type == "cuda" and installed("flash_attn_interface")
+    attention = "flash_attention_3" if fa3 else None
+    model = _model(of, _options(of, kernels, problem.dtype, training), weights, device, attention).train(training)
     if form.checkpointed:
         model.gradient_checkpointing_enable()
     part = _first_blocks(model.base_model, of.blocks)
@@ -67,6 +72,7 @@ def build(of: Architecture, kernels: Kernels, form: Form, problem: Problem, devi
     inputs = draw(problem, device, {"x": (problem.batch, steps, 1, model.config.hidden_size)})
     x = inputs["x"]
     details: dict[str, Any] = {"parameters": of.parameters, **dict.fromkeys(form.words, True)}
+    details |= {"attention": attention} if attention else {}
     if form.layer:
         leaves = [x, *_mixer(part)[0].parameters(), *_mixer(part)[1].parameters()]
 
@@ -166,12 +172,14 @@ def _options(of: Architecture, kernels: Kernels, dtype: str, training: bool) -> 
     return options
 
 
-def _model(of: Architecture, options: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> Any:
-    """Return a causal language model with random weights."""
+def _model(
+    of: Architecture, options: Mapping[str, Any], dtype: torch.dtype, device: torch.device, attention: str | None = None
+) -> Any:
+    """Return a causal language model with random weights; `attention` is one that transformers has, None its choice."""
     library: Any = importlib.import_module("transformers")
     config = getattr(library, of.config)(**options)
     with device:
-        return library.AutoModelForCausalLM.from_config(config, dtype=dtype)
+        return library.AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention)
 
 
 def _blocks(base: Any) -> str:
@@ -240,7 +248,8 @@ def _layer(base: Any, x: Tensor) -> Tensor:
     if hasattr(base, "rotary_emb") and type(layer).__name__.endswith("Attention"):
         places = torch.arange(x.shape[1], device=x.device)[None]
         more = {"position_embeddings": base.rotary_emb(x, places), "attention_mask": None}
-    y = layer(norm(x.squeeze(2)), **more)
+    with sdpa_kernel(BACKENDS, set_priority=True):
+        y = layer(norm(x.squeeze(2)), **more)
     return (y[0] if isinstance(y, tuple) else y)[:, :, None]
 
 

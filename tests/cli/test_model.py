@@ -7,10 +7,16 @@ import tempfile
 
 import commands
 import pytest
+import torch
 from forked_workers import fork_workers
+from synthetic import row
 
+from tflabench.baselines import model_cases
+from tflabench.baselines.architectures import ARCHITECTURES
 from tflabench.bench.machine import detect
+from tflabench.conclusions.models import crossings
 from tflabench.implementations import registry
+from tflabench.problem import Problem
 from tflabench.theory.hardware import Ceilings, store_ceilings
 
 
@@ -36,12 +42,54 @@ def test_a_tiny_model_trains_prefills_and_decodes_on_every_set_of_kernels():
     ok = {(row["implementation"], row["pass"]): row for row in rows if row["status"] == "ok"}
     names = ("xlstm-tiny.native", "xlstm-tiny.ours", "llama-tiny.sdpa")
     assert set(ok) == {(name, pass_) for name in names for pass_ in ("fw", "fwbw", "decode")}
-    for (_, pass_), row in ok.items():
-        assert row["peak_bytes"] > 0
-        assert row["details"]["recurrence_ms"] > 0
-        assert row["rel_error"] < 1e-5
-        assert (row["details"].get("sequences_at_once") == 2) == (pass_ == "fwbw")
+    for (_, pass_), each in ok.items():
+        assert each["peak_bytes"] > 0
+        assert each["details"]["recurrence_ms"] > 0
+        assert each["rel_error"] < 1e-5
+        assert (each["details"].get("sequences_at_once") == 2) == (pass_ == "fwbw")
     assert len({row["comparison_id"] for row in ok.values()}) == 3  # all kernels of a mode took turns
     refused = [row for row in rows if row["status"] != "ok"]
     assert {row["status"] for row in refused} == {"unsupported"}
     assert all("mlstm_kernels" in row["implementation"] and row["reason"] for row in refused)
+
+
+def test_a_layer_is_compared_with_attention_and_a_wrong_word_is_refused():
+    rows = model("--versus", "--kernels", "ours,sdpa", "-a", "seq_len=32", "--out", "out")
+    assert {(row["implementation"], row["pass"], row["status"]) for row in rows} == {
+        (f"{name}.layer", pass_, "ok") for name in ("xlstm-tiny.ours", "llama-tiny.sdpa") for pass_ in ("fw", "fwbw")
+    }
+    assert len({row["comparison_id"] for row in rows}) == 2
+    for words, reason in (
+        (["xlstm-tyni"], "did you mean xlstm-tiny"),
+        (["--kernels", "our"], "did you mean ours"),
+        (["--mode", "train"], "did you mean training"),
+        (["xlstm-7b"], "has no such model on cpu"),
+    ):
+        commands.refused(["model", "--device", "cpu", *words], reason)
+
+
+@pytest.mark.parametrize(
+    ("times", "words"),
+    [
+        ({512: 0.5, 1024: 1.5, 2048: 2.0}, "from T = 1024 on faster than"),
+        ({512: 1.5, 1024: 2.0}, "from T = 512 on, the shortest measured, faster than"),
+        ({512: 1.5, 1024: 0.9}, "up to T = 1024 not faster than"),
+    ],
+)
+def test_the_crossing_is_where_the_linear_layer_stays_faster(times, words):
+    rows = []
+    for T, ms in times.items():
+        shared = {"seq_len": T, "batch": 1, "comparison_id": str(T)}
+        rows += [row("xlstm-1.4b.ours.layer", **shared), row("llama-1.4b.sdpa.layer", ms, **shared)]
+    (sentence,) = crossings(rows)
+    assert words in sentence
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_parameters_are_those_of_the_configuration(name):
+    of = ARCHITECTURES[name]
+    with torch.device("meta"):
+        made = model_cases._model(of, of.options, torch.float32, torch.device("meta"))
+    assert sum(x.numel() for x in made.parameters()) == of.parameters
+    problem = Problem(batch=2, seq_len=64, pass_="fwbw", **dict(of.sizes))
+    assert of.cost(problem).flops > 6 * of.multiplied * problem.tokens > 2.9 * of.cost(problem.with_(pass_="fw")).flops

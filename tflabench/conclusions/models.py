@@ -135,7 +135,7 @@ def _from(faster: dict[int, bool]) -> str:
     above = [T for T in lengths if last_slower < T]
     if not above:
         return f"up to T = {lengths[-1]} not faster than"
-    return f"from T = {above[0]} on faster than" + ("" if last_slower else ", the shortest measured,")
+    return f"from T = {above[0]} on{'' if last_slower else ', the shortest measured,'} faster than"
 
 
 def _is_attention(row: Row) -> bool:
