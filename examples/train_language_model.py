@@ -137,7 +137,7 @@ def train(run: Run, size: Size, text: Tensor, held_out: Tensor) -> tuple[pd.Data
     rest = [model.embedding.weight, *(p for p in model.parameters() if p.ndim < 2)]
     groups = [{"params": weights, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=size.rate, betas=(0.9, 0.95), fused=device == "cuda")
-    rates = {"pct_start": 0.1, "div_factor": 10, "final_div_factor": 1, "cycle_momentum": False}
+    rates = {"pct_start": max(0.1, 2 / size.steps), "div_factor": 10, "final_div_factor": 1, "cycle_momentum": False}
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, size.rate, size.steps, **rates)
     largest: list[Tensor] = []  # of a step, layer by layer
     layers = [module for module in model.modules() if isinstance(module, MLSTM)]
