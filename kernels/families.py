@@ -101,6 +101,7 @@ register(
         _module("delta.reference"),
         {"hopper": _kernels("delta.hopper.chunkwise"), "tfla": _kernels("delta.chunkwise")},
         {"auto": ("hopper", "tfla")},
+        decode_kernels=_module("delta.step_kernel"),
         batch_from=64,
     )
 )
@@ -111,6 +112,7 @@ register(
         {"tfla": _kernels("kda.chunkwise")},
         {"auto": ("tfla",)},
         reference_chunk_size=32,
+        decode_kernels=_module("delta.step_kernel"),
         batch_from=64,
     )
 )

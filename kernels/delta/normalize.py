@@ -21,11 +21,11 @@ def l2_normalized(x: Tensor, *, plain: bool = False) -> Tensor:
     """Return x / sqrt(sum of squares over the last axis + EPSILON), in the dtype of x.
 
     Args:
-        x: (..., d), in four axes where it is to run in Triton.
+        x: (..., d), in three or four axes where it is to run in Triton.
         plain: in PyTorch, which has derivatives of every kind.
     """
-    if not plain and x.dim() == 4 and operators.run_on(x):
-        return _forward(x)
+    if not plain and x.dim() in (3, 4) and operators.run_on(x):
+        return _forward(x) if x.dim() == 4 else _forward(x[:, :, None])[:, :, 0]
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     return (wide * (wide.square().sum(-1, keepdim=True) + EPSILON).rsqrt()).to(x.dtype)
 

@@ -142,14 +142,14 @@ def _prepared(
 def delta_net_step(
     q: Tensor, k: Tensor, v: Tensor, beta: Tensor, state: State, **options: Unpack[DeltaStepOptions]
 ) -> Tensor:
-    """Compute o_t (B, H, d_hv) of `delta_net`, with beta (B, H), and replace the state: in PyTorch."""
+    """Compute o_t (B, H, d_hv) of `delta_net`, with beta (B, H), and replace the state."""
     return stepped(q, k, v, None, beta, state, DeltaGate, options)
 
 
 def gated_delta_net_step(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: State, **options: Unpack[DeltaStepOptions]
 ) -> Tensor:
-    """Compute o_t (B, H, d_hv) of `gated_delta_net`, with g and beta (B, H), and replace the state: in PyTorch."""
+    """Compute o_t (B, H, d_hv) of `gated_delta_net`, with g and beta (B, H), and replace the state."""
     return stepped(q, k, v, g, beta, state, DeltaGate, options)
 
 

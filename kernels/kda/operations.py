@@ -64,5 +64,5 @@ def kda(
 def kda_step(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: State, **options: Unpack[DeltaStepOptions]
 ) -> Tensor:
-    """Compute o_t (B, H, d_hv) of `kda`, with g (B, H, d_qk) and beta (B, H), and replace the state: in PyTorch."""
+    """Compute o_t (B, H, d_hv) of `kda`, with g (B, H, d_qk) and beta (B, H), and replace the state."""
     return stepped(q, k, v, g, beta, state, KdaGate, options)

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from delta_cases import Case, computed, distance, draw, expected, failures
+from delta_cases import BOUND, Case, computed, distance, draw, expected, failures, operation
 
 from tflabench import ops
 from tflabench.kernels.delta.hopper_plan import LARGEST_D_QK
+from tflabench.ops import State
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -70,6 +71,18 @@ def test_it_is_captured_in_a_graph_and_compiled(implementation: str) -> None:
     o.zero_()
     graph.replay()
     assert torch.equal(o, wanted)
+
+
+@pytest.mark.parametrize(("gates", "channels"), [("none", False), ("usual", False), ("usual", True)])
+def test_steps_are_the_sequence(gates: str, channels: bool) -> None:
+    inputs, _ = draw(Case(20, 128, 256, gates, heads=4, sharing=2, states=True, channels=channels))
+    state, options = State(inputs.pop("S")), {"l2_normalize": True}
+    run, step = (operation(inputs, end) for end in ("", "_step"))
+    o, last = run(**inputs, initial_state=State(state.C.clone()), return_last_state=True, **options)
+    for t in range(20):
+        o_t = step(**{name: x[:, :, t] for name, x in inputs.items()}, state=state, implementation="triton", **options)
+        assert distance(o_t, o[:, :, t]) <= BOUND
+    assert distance(state.C, last.C) <= BOUND
 
 
 @pytest.mark.usefixtures("untuned")

@@ -89,8 +89,9 @@ def test_packed_sequences_are_sequences_of_their_own(gates: str, channels: bool)
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("implementation", ["reference", "triton"])
 @pytest.mark.parametrize(("gates", "channels"), KINDS)
-def test_steps_are_the_sequence(gates: str, channels: bool) -> None:
+def test_steps_are_the_sequence(gates: str, channels: bool, implementation: str) -> None:
     inputs, _ = draw(Case(6, 16, 24, gates, heads=2, sharing=2, states=True, channels=channels))
     S = inputs.pop("S")
     run, step = (operation(inputs, end) for end in ("", "_step"))
@@ -98,7 +99,8 @@ def test_steps_are_the_sequence(gates: str, channels: bool) -> None:
     o, last = run(**inputs, initial_state=State(S), return_last_state=True, **options)
     state = State(S.clone())
     for t in range(6):
-        found = step(**{name: x[:, :, t] for name, x in inputs.items()}, state=state, **options)
+        given = {name: x[:, :, t] for name, x in inputs.items()}
+        found = step(**given, state=state, implementation=implementation, **options)
         torch.testing.assert_close(found, o[:, :, t])
     torch.testing.assert_close(state.C, last.C)
 
