@@ -3,7 +3,6 @@
     python tools/model_error.py results/h200 results/h100          # median and worst error, by GPU and kernels
     python tools/model_error.py results/h200 results/h100 --fit    # the fitted constant anew, judged on other rows
     python tools/model_error.py results --write                    # tflabench/theory/held_out.json anew
-    python tools/model_error.py results/h200 --draw DIR            # where the time goes over the chunk size
 
 Errors are predicted over measured time, less 1: the median of their sizes, and the worst with its sign, + for predicted
 too slow. Rows that the constant was fitted on stand apart from those that are held out. Rows of older versions of our
@@ -235,7 +234,6 @@ def main() -> None:
     parser.add_argument("folders", nargs="+", type=Path)
     parser.add_argument("--fit", action="store_true")
     parser.add_argument("--write", action="store_true")
-    parser.add_argument("--draw", type=Path)
     arguments = parser.parse_args()
     try:
         judged, others = judge(results for folder in arguments.folders for results in find_results(folder))
@@ -249,10 +247,6 @@ def main() -> None:
     if arguments.write:
         lines = ",\n".join(f" {json.dumps(asdict(error))}" for error in errors_by_gpu(judged))
         TABLE.write_text(f"[\n{lines}\n]\n")
-    if arguments.draw:
-        from model_figures import draw
-
-        draw(judged, arguments.draw)
 
 
 if __name__ == "__main__":

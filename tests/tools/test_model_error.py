@@ -1,4 +1,4 @@
-"""Rows held to both models: which are judged, what is fitted and drawn, and the errors that the package comes with."""
+"""Rows held to both models: which are judged, what is fitted, and the errors that the package comes with."""
 
 from __future__ import annotations
 
@@ -8,14 +8,12 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import model_error
-import model_figures
 import numpy as np
 import pytest
 from committed import committed_checkout
 from model_error import JudgedRow, errors_by_gpu, judge, median_and_worst
 from synthetic import row, write
 
-from tflabench.figures.model import Curve, Rule, Stack
 from tflabench.rows.load import find_results, read_results
 from tflabench.rows.schema import Row
 from tflabench.theory import calibrated, held_out
@@ -97,29 +95,13 @@ def test_a_fit_recovers_the_constant_of_made_up_times(tmp_path):
     assert fit.loss(fit.best()) <= min(fit.loss(seconds) for seconds in np.geomspace(1e-8, 1e-5, 100)) + 1e-4
 
 
-def test_figures_stack_the_terms_to_the_prediction_and_end_at_the_best_chunk_size(tmp_path):
-    rows = judged(tmp_path, ROWS)
-    figure = model_figures.breakdown("one", rows[:3])
-    stack, *_ = (item for item in figure.panels[0].items if isinstance(item, Stack))
-    tops = np.sum([np.asarray(part) for part in stack.parts.values()], axis=0)
-    places = {words: int(place) for place, words in figure.panels[0].x.ticks}
-    for each in rows[:3]:
-        assert tops[places[str(each.problem.chunk_size)]] == pytest.approx(sum(each.terms.values()) * 1e3)
-    (rule,) = (item for item in figure.panels[1].items if isinstance(item, Rule))
-    assert rule.value == 256  # the fastest measured
-    (path,) = (item for item in figure.panels[1].items if isinstance(item, Curve) and not item.label)
-    assert list(path.x) == [step.best for step in model_figures.steps(rows[0])]
-    assert len(model_figures.breakdown("fused", rows[4:5]).panels) == 1  # nothing moves its best L
-
-
-def test_the_script_prints_and_draws(tmp_path, monkeypatch, capsys):
+def test_the_script_prints_errors_and_fits(tmp_path, monkeypatch, capsys):
     folder = write(tmp_path / "rows", ROWS)
-    monkeypatch.setattr(sys, "argv", ["model_error.py", str(folder), "--fit", "--draw", str(tmp_path / "drawn")])
+    monkeypatch.setattr(sys, "argv", ["model_error.py", str(folder), "--fit"])
     model_error.main()
     printed = capsys.readouterr().out
     assert "H200 SXM tfla sig" in printed
     assert "fitted on H200 SXM, 128/256" in printed
-    assert (tmp_path / "drawn" / "breakdown-h200-tfla_sig_xl-fw.png").exists()
 
 
 # --- What comes with the package

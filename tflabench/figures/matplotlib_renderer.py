@@ -24,7 +24,7 @@ from matplotlib.ticker import NullLocator
 from tflabench.figures import model
 from tflabench.figures.axes import CROSS_LEVEL, linear_ticks, log_ticks
 from tflabench.figures.captions import shorten
-from tflabench.figures.model import Axis, Bars, Cross, Curve, Figure, HeatMap, Ink, Key, Mark, Panel, Rule, Stack
+from tflabench.figures.model import Axis, Bars, Cross, Curve, Figure, HeatMap, Ink, Key, Mark, Panel, Rule
 
 WIDTH = 85 / 25.4  # inches
 DPI = 360  # 1,200 pixels across
@@ -207,13 +207,6 @@ def _bars(ax: Axes, bars: Bars) -> None:
         text.set_in_layout(False)  # the axis leaves room for it
 
 
-def _stack(ax: Axes, stack: Stack) -> None:
-    base = np.zeros(len(stack.places))
-    for name, values in stack.parts.items():
-        ax.bar(stack.places, values, bottom=base, color=stack.colours[name], width=stack.width, linewidth=0)
-        base += np.asarray(values, float)
-
-
 def _heat_map(ax: Axes, heat: HeatMap) -> None:
     norm = (LogNorm if heat.scale == "log" else Normalize)(heat.low, heat.high)
     style = {"norm": norm, "cmap": "viridis", "shading": "nearest", "rasterized": True}
@@ -228,7 +221,7 @@ def _heat_map(ax: Axes, heat: HeatMap) -> None:
 
 
 DRAWN: dict[type, Callable[[Axes, Any], None]] = {
-    model.Band: _band, Bars: _bars, Cross: _cross, Curve: _curve, HeatMap: _heat_map, Rule: _rule, Stack: _stack,
+    model.Band: _band, Bars: _bars, Cross: _cross, Curve: _curve, HeatMap: _heat_map, Rule: _rule,
     model.Shading: _shading,
 }  # fmt: skip
 
@@ -250,14 +243,10 @@ def _marks(ax: Axes, marks: Sequence[Mark]) -> None:
 
 
 def _names_beside(ax: Axes, panel: Panel) -> None:
-    """Write the names of lines and of parts of stacks right of a panel, from top to bottom as they end there."""
+    """Write the names of lines right of a panel, from top to bottom as they end there."""
     names: list[tuple[float, str, Line2D]] = []
     for item in panel.items:
-        if isinstance(item, Stack):
-            tops = np.cumsum([values[-1] for values in item.parts.values()])
-            samples = (_sample(Ink(item.colours[name], "square"), "points") for name in item.parts)
-            names += zip(tops.tolist(), item.parts, samples, strict=True)
-        elif isinstance(item, Curve) and item.label:
+        if isinstance(item, Curve) and item.label:
             ends = [value for value in item.y if math.isfinite(value)][-1:]
             names += [
                 (end, item.label, _sample(item.ink, "points" if item.lone or not item.joined else "line"))

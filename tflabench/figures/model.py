@@ -147,16 +147,6 @@ class Bars:
 
 
 @dataclass(frozen=True)
-class Stack:
-    """Vertical bars, a place on x each, cut into named parts."""
-
-    places: Numbers
-    parts: dict[str, Numbers]
-    colours: dict[str, str]
-    width: float = 0.72
-
-
-@dataclass(frozen=True)
 class HeatMap:
     """Values over a grid as colours from `low` to `high`.
 
@@ -174,7 +164,7 @@ class HeatMap:
     label: str = ""
 
 
-Item = Curve | Band | Rule | Shading | Cross | Mark | Bars | Stack | HeatMap
+Item = Curve | Band | Rule | Shading | Cross | Mark | Bars | HeatMap
 
 
 @dataclass(frozen=True)
