@@ -42,6 +42,7 @@ PLAN = "tflabench.kernels.scalar.plan"
 PLAIN = (
     PLAN,
     "tflabench.kernels.gla.plan",
+    "tflabench.kernels.gla.hopper_plan",
     "tflabench.kernels.delta.hopper_plan",
     "tflabench.kernels.common.sizes",
     "tflabench.kernels.common.tiling",

@@ -40,6 +40,7 @@ from tflabench.kernels.delta import hopper_plan
 from tflabench.kernels.delta import plan as delta_plan
 from tflabench.kernels.delta.gating import DELTA_NET, GATED_DELTA_NET
 from tflabench.kernels.families import FAMILIES
+from tflabench.kernels.gla import hopper_plan as gla_hopper_plan
 from tflabench.kernels.gla import plan as gla_plan
 from tflabench.kernels.gla.gating import GLA
 from tflabench.kernels.kda import plan as kda_plan
@@ -48,7 +49,7 @@ from tflabench.kernels.scalar.plan import hopper_shapes
 from tflabench.kernels.scalar.plan import tfla as tfla_plan
 from tflabench.kernels.types import RETENTION, SIMPLE_GLA, ForgetOf, Gate, Gating
 from tflabench.problem import Problem
-from tflabench.theory import fused, fused_delta, linear_attention
+from tflabench.theory import fused, fused_delta, fused_gla, linear_attention
 from tflabench.theory.call_cost import call_cost
 from tflabench.theory.cost import DEFAULT_CHUNK_SIZE, Cost
 from tflabench.theory.launches import Modelled, sizes
@@ -62,7 +63,17 @@ if TYPE_CHECKING:
     Build = Callable[[Problem, torch.device], Case]
 
 # Of each family of kernels (docs/decisions/README.md counts them): raised when its bits or times change.
-VERSIONS = {"fused": 26, "triton": 5, "gla": 1, "step": 1, "reference": 1, "delta": 3, "fused_delta": 1, "kda": 1}
+VERSIONS = {
+    "fused": 26,
+    "triton": 5,
+    "gla": 1,
+    "step": 1,
+    "reference": 1,
+    "delta": 3,
+    "fused_delta": 1,
+    "fused_gla": 1,
+    "kda": 1,
+}
 CPU_CHUNK_SIZE = 64  # of the reference where the problem leaves it open: fastest on CPUs up to head dimensions of 256
 
 
@@ -291,6 +302,20 @@ def fused_delta_workspace_bytes(problem: Problem) -> float:
     return p.batch * p.heads * p.seq_len * (elements * p.element_bytes + sums)
 
 
+def fused_gla_cost(op: Recurrence, problem: Problem) -> Cost:
+    """Return the cost of the fused kernels of GLA."""
+    del op  # there is one
+    return fused_gla.cost(problem)
+
+
+def fused_gla_workspace_bytes(problem: Problem) -> float:
+    """Return the workspace of these: scores of tiles that close, and backward what gradients of gates are made of."""
+    p = problem
+    of_step = gla_hopper_plan.TILE * p.element_bytes
+    terms = (p.pass_ == "fwbw") * gla_hopper_plan.LARGEST_D_QK * fused_gla.FLOAT
+    return p.batch * p.heads * p.seq_len * float(of_step + terms)
+
+
 def delta_shared_bytes(problem: Problem, capability: tuple[int, int]) -> int:
     """Return the shared memory of the program that needs most: one of the walks, or a parallel one."""
     architecture, size = 10 * capability[0] + capability[1], problem.element_bytes
@@ -363,6 +388,14 @@ def refuse_fused_delta(problem: Problem, device: str) -> str | None:
     return hopper_plan.refuses_sizes(problem.d_qk, problem.d_hv) or steps
 
 
+def refuse_fused_gla(problem: Problem, device: str) -> str | None:
+    """Return why the fused kernels of GLA cannot run this, or None."""
+    if reason := refuse_kernels(problem, device) or refuses_dtype(problem.dtype, gla_hopper_plan.DTYPES):
+        return reason
+    steps = hopper_plan.refuses_steps(problem.batch * problem.heads, problem.seq_len)
+    return gla_hopper_plan.refuses_sizes(problem.d_qk, problem.d_hv) or steps
+
+
 def tfla_shared_bytes(problem: Problem, capability: tuple[int, int]) -> int:
     """Return the shared memory of the largest launch, as the plan tiles it for a compute capability."""
     of, architecture = sizes(problem, group=1), 10 * capability[0] + capability[1]
@@ -432,6 +465,13 @@ SCALAR = {
     "reference": replace(REFERENCE, cost=recurrence_cost, facts=PLAIN | {"usual_chunk_size": reference_chunk_size}),
 }
 CHANNEL_GATES = {
+    "hopper": Variant(
+        "hopper_{}", "fused for Hopper", fused_gla_cost,
+        FUSED | {
+            "refuses": refuse_fused_gla, "version": VERSIONS["fused_gla"],
+            "workspace_bytes": fused_gla_workspace_bytes,
+        },
+    ),
     "tfla": Variant(
         "tfla_{}_xl", "TFLA xl_chunk", partial(counted_cost, usual=gla_chunk_size),
         TRITON | {

@@ -52,16 +52,18 @@ def launches(problem: Problem, gate: Gate) -> dict[str, LaunchCounts]:
     if plan.states:
         walked = plan.cut.tiles_of(plan.states.segments) / plan.cut.tiles
         flops = walked * (2 * (through_state + 2 * p.d_qk**2) + of_hv + TILE * p.d_qk)
-        made["states"] = LaunchCounts(flops, walked * (qk + hv + x + gates) + _state_bytes(p, plan, p.d_hv + p.d_qk))
-        made["states joined"] = LaunchCounts(0, _state_bytes(p, plan, 3 * p.d_hv + p.d_qk))
+        made["states"] = LaunchCounts(
+            flops, walked * (qk + hv + x + gates) + state_bytes(p, plan.cut.count, p.d_hv + p.d_qk)
+        )
+        made["states joined"] = LaunchCounts(0, state_bytes(p, plan.cut.count, 3 * p.d_hv + p.d_qk))
     if not backward:
         return made
     if plan.state_gradients:
         walked = plan.cut.tiles_of(plan.state_gradients.segments) / plan.cut.tiles
         flops = walked * (3 * through_state + of_qk + 2 * of_hv)
-        moved = walked * (2 * qk + hv + x + gates) + _state_bytes(p, plan, p.d_hv)
+        moved = walked * (2 * qk + hv + x + gates) + state_bytes(p, plan.cut.count, p.d_hv)
         made["gradients of states"] = LaunchCounts(flops, moved)
-        made["gradients of states joined"] = LaunchCounts(0, _state_bytes(p, plan, 4 * p.d_hv + p.d_qk))
+        made["gradients of states joined"] = LaunchCounts(0, state_bytes(p, plan.cut.count, 4 * p.d_hv + p.d_qk))
     sums = SUMS * SUM_BYTES * pieces
     added = 2 * kv * (2 * pieces - 1) + 2 * (kv + qk) * (p.group > 1)  # of pieces, of heads that share q and k
     return made | {
@@ -81,9 +83,9 @@ def plan_of(problem: Problem, device: Device = USUAL) -> DeltaPlan:
     return planned(of, device, chunk_size, beta_max=1, backward=problem.pass_ == "fwbw")
 
 
-def _state_bytes(problem: Problem, plan: DeltaPlan, columns: int) -> float:
+def state_bytes(problem: Problem, segments: int, columns: int) -> float:
     """Return the bytes a step of so many columns of the states of all segments."""
-    return plan.cut.count * problem.d_qk * columns * STATE_BYTES / problem.seq_len
+    return segments * problem.d_qk * columns * STATE_BYTES / problem.seq_len
 
 
 def cost(problem: Problem, gate: Gate) -> Cost:
