@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from gla_cases import BOUND, GATES, Case, computed, distance, draw, expected, failures
 
 from tflabench import ops
 from tflabench.baselines import gla_walkthrough_kernels as walkthrough
+from tflabench.kernels.gla.hopper_plan import LARGEST_D_QK
 from tflabench.ops import State
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
+IMPLEMENTATIONS = ("hopper", "tfla")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 CASES = [
     *(Case(T, 48, 80, "zeros", dtype=dtype, states=True) for T in (1, 15, 63, 64, 100, 1000) for dtype in DTYPES),
@@ -22,10 +26,40 @@ CASES = [
     Case(4000, 256, 512, "down", L=256, dtype=torch.bfloat16, layout="bthd"),
 ]
 
+B16 = torch.bfloat16
+FUSED = [case for case in CASES if case.dtype == B16 and case.d_qk <= LARGEST_D_QK]
+FUSED += [
+    *(Case(1030, *shape, gates, L=L, heads=3, dtype=B16, states=True) for gates in GATES
+      for shape, L in (((128, 256), 256), ((64, 64), 4096))),
+    *(Case(600, *shape, gates, L=1024, heads=40, dtype=B16, states=True) for gates in ("usual", "zeros")
+      for shape in ((128, 512), (128, 128), (16, 320))),
+]  # fmt: skip
+
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_forward_and_every_gradient(case: Case) -> None:
     assert failures(case) == []
+
+
+@pytest.mark.parametrize("case", FUSED, ids=str)
+def test_forward_and_every_gradient_fused(case: Case) -> None:
+    skip_without_hopper("hopper")
+    assert failures(case, "hopper") == []
+
+
+@pytest.mark.parametrize(("T", "most"), [(4096, 3e-3), (65536, 5e-3)])
+@pytest.mark.parametrize("gates", ["usual", "uniform"])
+def test_gradients_of_gates_do_not_lose_digits_over_long_sequences(gates: str, T: int, most: float) -> None:
+    skip_without_hopper("hopper")
+    case = Case(T, 128, 256, gates, L=T, dtype=B16)
+    inputs, grads = draw(case)
+    truth = expected(case, inputs, grads, torch.float64)["dg"]
+    assert distance(computed(case, inputs, grads, "hopper")["dg"], truth) < most
+
+
+def skip_without_hopper(implementation: str) -> None:
+    if implementation == "hopper" and torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("needs a Hopper GPU")
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -38,24 +72,30 @@ def test_the_walk_through(dtype: torch.dtype) -> None:
         assert distance(x, truth[name]) < max(BOUND, 2 * distance(plain[name], truth[name]))
 
 
-def test_repeated_runs_are_the_same_to_the_bit() -> None:
-    case = Case(4096, 128, 256, "usual", L=256, heads=16, dtype=torch.bfloat16, states=True)
+@pytest.mark.parametrize("gates", ["usual", "zeros"])
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_repeated_runs_are_the_same_to_the_bit(implementation: str, gates: str) -> None:
+    skip_without_hopper(implementation)
+    case = Case(4096, 128, 256, gates, L=256, heads=16, dtype=torch.bfloat16, states=True)
     inputs, grads = draw(case)
-    first = computed(case, inputs, grads)
+    first = computed(case, inputs, grads, implementation)
     for _ in range(20):
-        again = computed(case, inputs, grads)
+        again = computed(case, inputs, grads, implementation)
         assert [name for name, x in first.items() if not torch.equal(x, again[name])] == []
 
 
-def test_it_is_captured_in_a_graph_and_compiled() -> None:
-    case = Case(1000, 64, 64, "usual", dtype=torch.bfloat16)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_it_is_captured_in_a_graph_and_compiled(implementation: Any) -> None:
+    skip_without_hopper(implementation)
+    case = Case(1000, 64, 64, "zeros", dtype=torch.bfloat16)
     inputs, _ = draw(case)
     given = [inputs[name] for name in "qkvg"]
-    wanted = ops.gla(*given)
-    assert torch.equal(torch.compile(ops.gla, fullgraph=True)(*given), wanted)
+    named: Any = {"implementation": implementation}
+    wanted = ops.gla(*given, **named)
+    assert torch.equal(torch.compile(ops.gla, fullgraph=True)(*given, **named), wanted)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        o = ops.gla(*given)
+        o = ops.gla(*given, **named)
     o.zero_()
     graph.replay()
     assert torch.equal(o, wanted)
@@ -68,7 +108,7 @@ def test_memory_falls_with_the_chunk_size() -> None:
     peaks = {}
     for L in (64, 256, 1024, 16384):
         torch.cuda.reset_peak_memory_stats()
-        ops.gla(*given, chunk_size=L)
+        ops.gla(*given, chunk_size=L, implementation="tfla")
         peaks[L] = torch.cuda.max_memory_allocated()
     states = {L: 16 * 16384 // L * 128 * 256 * 2 for L in peaks}
     for L, M in ((64, 256), (256, 1024), (1024, 16384)):

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from compiled import EVERY, compiled_under
 
+from tflabench.kernels.common.sizes import SHARED_MEMORY
 from tflabench.kernels.gla.plan import Blocks
 
 SPILLED_BYTES = 700  # stores and loads, of dq, dk and dg in one program: fewer registers a thread were slower
@@ -29,3 +30,14 @@ def test_kernels_fit_the_chip(triton: str, case: str) -> None:
         assert not kernel["warnings"], kernel
         if kernel["kernel"] in MULTIPLYING:
             assert kernel["tensor_cores"], kernel
+
+
+@pytest.mark.parametrize("triton", ["oldest", "installed"] if EVERY else ["oldest"])
+def test_fused_walks_fit_the_chip(triton: str) -> None:
+    """They spill little, and ptxas serialises no product (C75xx)."""
+    kernels: list[dict[str, Any]] = compiled_under(triton, "compile_gla.py", "fused")["kernels"]
+    assert {kernel["kernel"] for kernel in kernels} == {"walk_columns", "walk_channels"}
+    for kernel in kernels:
+        assert kernel["spilled_bytes"] <= 512, kernel
+        assert kernel["shared_bytes"] <= SHARED_MEMORY[90], kernel
+        assert not kernel["warnings"], kernel
