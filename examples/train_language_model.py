@@ -29,7 +29,7 @@ from torch.nn.functional import cross_entropy, silu
 
 from tflabench import ops
 
-PLOTTED = {"loss": "loss, nats a byte", "norm": "gradient norm", "gate_max": "largest input gate"}
+PLOTTED = {"loss": "loss, mean of 20 steps", "norm": "gradient norm", "gate_max": "largest input gate"}
 
 
 class ModelSize(NamedTuple):
@@ -45,7 +45,7 @@ class ModelSize(NamedTuple):
 
 
 SIZES = {
-    "small": ModelSize(width=64, heads=2, blocks=2, context=128, batch=8, steps=250, rate=1e-2),
+    "small": ModelSize(width=64, heads=2, blocks=2, context=128, batch=8, steps=200, rate=1e-2),
     "large": ModelSize(width=512, heads=4, blocks=10, context=4096, batch=8, steps=1000, rate=3e-3),  # 31 M parameters
 }
 
@@ -170,7 +170,7 @@ def draw(steps: pd.DataFrame, path: Path) -> None:
     for column, (setting, part) in zip(axes.T, settings, strict=True):
         for n, (bias, runs) in enumerate(part.groupby("bias")):
             for axis, name in zip(column, PLOTTED, strict=True):
-                lines = runs.pivot(index="step", columns="seed", values=name)
+                lines = runs.set_index(["step", "seed"])[name].unstack().rolling(20 if name == "loss" else 1, 1).mean()
                 axis.plot(lines, color=f"C{n}", linewidth=0.7, label=[f"bias {bias:g}", *[None] * (lines.shape[1] - 1)])
                 axis.set_ylabel(PLOTTED[name])
         column[0].set_title("mLSTM{1}, {2} gate\n{0}, eps {3:g}".format(*setting), fontsize=9)
