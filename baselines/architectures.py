@@ -97,7 +97,7 @@ XLSTM = Architecture(  # Table 4 of the paper
     sizes=(("heads", 8), ("d_qk", 128), ("d_hv", 256)),
     layers=24,
     bounded="two_gates",
-    kernels=("native", "mlstm_kernels", "mlstm_kernels_limit", "ours"),
+    kernels=("ours", "mlstm_kernels", "mlstm_kernels_limit", "native"),
     parameters=1_421_232_512,
     recurrence=(
         "mlstm_kernels.torch.backend_module:mLSTMBackend.forward",
@@ -131,7 +131,7 @@ MAMBA2 = Architecture(
     sizes=(("heads", 64), ("d_qk", 128), ("d_hv", 64)),
     layers=48,
     bounded="shared_keys",
-    kernels=("native", "mamba_ssm", "ours"),
+    kernels=("ours", "mamba_ssm", "native"),
     parameters=1_343_757_312,
     recurrence=tuple(
         f"transformers.models.mamba2.modeling_mamba2:mamba2_{name}"
@@ -146,7 +146,7 @@ QWEN3_NEXT = Architecture(
     sizes=(("heads_qk", 16), ("heads", 32), ("d_qk", 128), ("d_hv", 128)),
     layers=3,
     bounded="gated_delta_rule",
-    kernels=("native", "fla", "ours"),
+    kernels=("ours", "fla", "native"),
     parameters=889_179_200,
     recurrence=tuple(
         f"transformers.models.qwen3_next.modeling_qwen3_next:torch_{name}_gated_delta_rule"

@@ -48,12 +48,11 @@ def build(of: Architecture, kernels: Kernels, form: Form, problem: Problem, devi
     fa3 = form.layer and of.bounded == "attention" and device.type == "cuda" and installed("flash_attn_interface")
     attention = "flash_attention_3" if fa3 else None
     model = _model(of, _options(of, kernels, problem.dtype, training), weights, device, attention).train(training)
+    model.requires_grad_(training)
     if form.checkpointed:
         model.gradient_checkpointing_enable()
     part = _first_blocks(model.base_model, of.blocks)
     compute = _layer if form.layer else _decoded if problem.pass_ == "decode" else _hidden
-    if form.layer:
-        part.requires_grad_(training)
     truths: dict[torch.dtype, Any] = {}
 
     def oracle(inputs: Mapping[str, Tensor]) -> Tensor:
