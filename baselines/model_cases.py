@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import inspect
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -72,6 +73,10 @@ def build(of: Architecture, kernels: Kernels, form: Form, problem: Problem, devi
     x = inputs["x"]
     details: dict[str, Any] = {"parameters": of.parameters, **dict.fromkeys(form.words, True)}
     details |= {"attention": attention} if attention else {}
+    with torch.no_grad():
+        forward()
+    if kernels == "ours" and not switch.served:
+        raise Unsupported(f"no call reaches our kernels: {'; '.join(switch.left) or 'the model looks up others'}")
     if form.layer:
         leaves = [x, *_mixer(part)[0].parameters(), *_mixer(part)[1].parameters()]
 
@@ -86,8 +91,6 @@ def build(of: Architecture, kernels: Kernels, form: Form, problem: Problem, devi
     key = of.title, kernels, form, problem
     if key not in _learned:  # the first call compiles, and finds out how many sequences fit
         run()
-        if kernels == "ours" and not switch.served:
-            raise Unsupported(f"no call reaches our kernels: {'; '.join(switch.left) or 'the model looks up others'}")
         _learned[key] = run.facts() | ({} if form.compiled else {"recurrence_ms": _recurrence_ms(of, run, device)})
     run.take(_learned[key])
 
@@ -123,11 +126,13 @@ class _Switch:
                 _Switch._handle = install("mamba_ssm" if self._of.kind == "mamba2" else "transformers")
             except IntegrationError as error:
                 raise Unsupported(str(error)) from error
-        if kernels == "native" and self._of.kind != "xlstm":  # where the configuration says it
-            for holder, name in _places(self._of):
-                function = getattr(holder, name)
+        for holder, name in _places(self._of) if self._of.kind != "xlstm" else ():  # whose configuration says it
+            function = getattr(holder, name)
+            if kernels == "native":
                 _Switch._replaced.append((holder, name, function))
                 setattr(holder, name, _innermost(function))
+            elif inspect.isfunction(function) and not _of_package(function):
+                raise Unsupported(f"transformers has found no package with {name}: it computes in plain PyTorch")
         _Switch._now = self._of.kind, kernels
 
     @property
@@ -139,6 +144,11 @@ class _Switch:
     def left(self) -> list[str]:
         """Return what is still the library's, and why."""
         return [f"{name}: {why}" for name, why in self._handle.left.items()] if self._handle else []
+
+
+def _of_package(function: Any) -> bool:
+    """Return whether a function that transformers wraps calls a package's, as far as the wrapper tells."""
+    return inspect.getclosurevars(function).nonlocals.get("is_new_implementation", True)
 
 
 def _innermost(function: Any) -> Any:
@@ -166,6 +176,7 @@ def _options(of: Architecture, kernels: Kernels, dtype: str, training: bool) -> 
     options = dict(of.options)
     if of.kind == "xlstm":
         options |= {"autocast_kernel_dtype": dtype, "mode": "train" if training else "inference"}
+        options["max_inference_chunksize"] = ENDLESS  # longer sequences are not cut
         if kernels in XLSTM_KERNELS:
             options |= XLSTM_KERNELS[kernels] | TRITON_STEPS
     return options
@@ -197,7 +208,7 @@ def _truth(of: Architecture, part: Any, dtype: torch.dtype, device: torch.device
     """Return the first blocks in plain PyTorch with the weights of `part`."""
     options = _options(of, "native", "float32", training=False) | {"num_hidden_layers": of.blocks}
     if of.kind == "xlstm":
-        options |= {"norm_reduction_force_float32": False, "max_inference_chunksize": ENDLESS}
+        options["norm_reduction_force_float32"] = False
     truth = _model(of, options, torch.float32, device).base_model.eval()
     truth.load_state_dict(part.state_dict())
     for module in truth.modules():  # the functions that xLSTM's backend keeps: its configuration takes no float64
@@ -260,6 +271,10 @@ class _Training:
         self._ids, self._at_once = ids, len(ids)
         self._optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, fused=ids.is_cuda)
         self._autocast = _autocast(problem, ids.device, torch.float32)
+        for x in model.parameters():  # so that its states are there when what fits is found out
+            x.grad = torch.zeros_like(x)
+        self._optimizer.step()
+        self._optimizer.zero_grad()
 
     def facts(self) -> dict[str, Any]:
         return {"sequences_at_once": self._at_once}
