@@ -30,7 +30,7 @@ CASES: dict[str, tuple[Any, ...]] = {
 def launches(
     d_qk: int, d_hv: int, L: int, dtype: torch.dtype, bounds: tuple[int, ...] | None = None, *, fused: bool = False
 ) -> list[Launch]:
-    """Every launch of forward and backward with states; of the walk-through too, but for documents and fused kernels."""
+    """Every launch of forward and backward with states; of the walk-through, but for documents and fused kernels."""
     B, H, T = 1 if bounds else 2, 16, 4096
     starts = len(bounds) - 1 if bounds else B
 
