@@ -12,7 +12,6 @@ alone, which `joined` makes into those that segments start from.
 from __future__ import annotations
 
 import math
-from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -33,6 +32,7 @@ from tflabench.kernels.types import Gating
 from .channels import GlaGradientTensors, launch_channels
 from .columns import launch_columns
 from .gates import gradients_of_gates, sample_gates
+from .joins import joined
 from .walk import GlaTensors
 
 
@@ -94,24 +94,6 @@ def forward(arguments: Arguments, options: KernelOptions) -> tuple[Tensor, State
     if last is None:
         return o, None, saved
     return o, State(last), (*saved, last.clone()) if options.backward else ()
-
-
-def joined(of_each: Tensor, decays: Tensor, edge: Tensor | None, *, reverse: bool) -> Tensor:
-    """Return the states that segments start from, or if reversed the gradients of those that they end with.
-
-    Args:
-        of_each: what each segment adds to a state of zero, (B, H, segments, d_qk, d_hv) float32; what the last one in
-            this direction adds is not read.
-        decays: by what it multiplies the channels of the state before it, (B, H, segments, d_qk) float32.
-        edge: the state before the first segment, or the gradient after the last, (B, H, d_qk, d_hv); None for zero.
-    """
-    states = torch.empty_like(of_each)
-    order = range(of_each.shape[2])[:: -1 if reverse else 1]
-    states[:, :, order[0]] = 0 if edge is None else edge
-    for before, n in pairwise(order):
-        factors = decays[:, :, before, :, None]
-        torch.addcmul(of_each[:, :, before], factors, states[:, :, before], out=states[:, :, n])
-    return states
 
 
 def empty_saved(q: Tensor, v: Tensor, options: KernelOptions) -> tuple[Tensor, ...]:
