@@ -18,7 +18,17 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from tflabench.baselines.packages import EINOPS, import_inner, refuse, require_capability
 from tflabench.baselines.recurrences import decay_gradient_as_summed
-from tflabench.implementations.adapter import Case, Implementation, Owner, Unsupported, attention_inputs, decayed_inputs
+from tflabench.implementations import registry
+from tflabench.implementations.adapter import (
+    Case,
+    FinalStates,
+    Implementation,
+    Owner,
+    Unsupported,
+    attention_inputs,
+    decayed_inputs,
+)
+from tflabench.implementations.bundled import refuse_sequence
 from tflabench.implementations.mlstm import GATES, sequence_oracle
 from tflabench.implementations.packages import installed, package_version
 from tflabench.problem import DRAWN_GATES, Problem
@@ -235,6 +245,32 @@ def inputs_of_serving(op: Op, problem: Problem, device: torch.device, *, normali
     return {name: tensor.requires_grad_(problem.pass_ == "fwbw") for name, tensor in inputs.items()}
 
 
+def build_step(op: Op, problem: Problem, device: torch.device) -> Case:
+    """Return the Case of a decode step by the fused recurrent form of a delta rule, of the inputs of ours.
+
+    Raises:
+        Unsupported: a GPU older than Ampere.
+    """
+    import torch
+
+    require_capability(device, 8)
+    name = f"fused_recurrent_{op.module}"
+    function = getattr(module_of(op), name)
+    case = registry.get(f"step_{op.operation}").build(problem, device)
+    arguments = dict(case.inputs)
+    before, left = arguments.pop("state")[:, 0], {}
+
+    @torch.no_grad()
+    def forward() -> Tensor:
+        o, after = function(**arguments, initial_state=before, output_final_state=True, use_qk_l2norm_in_kernel=True)
+        left["C"] = after[:, None]
+        return o
+
+    assert case.states
+    states = FinalStates(lambda: left, case.states.oracle)
+    return replace(case, forward=forward, states=states, details={"kernel": f"fla.ops.{op.module}.{name}"})
+
+
 def build_mlstm(op: Op, problem: Problem, device: torch.device) -> Case:
     """Return the Case of mLSTMsig by Simple GLA: its keys are k sigmoid(i), its log decays logsigmoid(f).
 
@@ -380,6 +416,11 @@ def refuses(op: Op, problem: Problem, device: str) -> str | None:
     return None
 
 
+def refuses_step(op: Op, problem: Problem, device: str) -> str | None:
+    """Return why the fused recurrent form cannot take this step, or None."""
+    return refuse_sequence(problem, device) or refuses(op, problem.with_(pass_="fw"), device)
+
+
 def _implementation(op: Op) -> Implementation:
     return Implementation(
         name=op.name,
@@ -403,6 +444,19 @@ def _implementation(op: Op) -> Implementation:
     )
 
 
+def _step(op: Op) -> Implementation:
+    return replace(
+        _implementation(op),
+        name=f"{op.name}_step",
+        title=f"{op.title.removesuffix(' chunk')} fused recurrent step",
+        build=partial(build_step, op),
+        refuses=partial(refuses_step, op),
+        formulation="recurrent",
+        cost=None,
+        tunes=False,
+    )
+
+
 def _mlstm(op: Op) -> Implementation:
     return replace(
         _implementation(op),
@@ -419,5 +473,6 @@ def _mlstm(op: Op) -> Implementation:
 
 IMPLEMENTATIONS = (
     *(_implementation(op) for op in OPS),
+    *(_step(op) for op in OPS if op.delta),
     *(_mlstm(op) for op in OPS if op.operation == "simple_gla"),
 )
