@@ -418,7 +418,7 @@ def refuses(op: Op, problem: Problem, device: str) -> str | None:
 
 def refuses_step(op: Op, problem: Problem, device: str) -> str | None:
     """Return why the fused recurrent form cannot take this step, or None."""
-    return refuse_sequence(problem, device) or refuses(op, problem.with_(pass_="fw"), device)
+    return refuses(op, problem.with_(pass_="fw"), device) or refuse_sequence(problem, device)
 
 
 def _implementation(op: Op) -> Implementation:

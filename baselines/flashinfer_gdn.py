@@ -1,20 +1,26 @@
-"""FlashInfer: Gated DeltaNet in CuTe DSL for Hopper and Blackwell, forward alone.
+"""FlashInfer: Gated DeltaNet in CuTe DSL for Hopper and Blackwell, forward and decode step.
 
-Layout (tokens, heads, d) with the sequences one after the other, and q and k normalized already. Decays and step sizes
-are in float32, and decays no logarithms: what makes them of the log decays that all packages get here is timed.
+Sequences lie one after the other, (tokens, heads, d), and q and k are normalized already. Decays and step sizes are in
+float32, and decays no logarithms: what makes them of the log decays that all packages get here is timed. Its decode
+step normalizes q and k, takes what decays and step sizes are made of, and has states of (d_hv, d_qk).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tflabench.baselines import fla_ops
 from tflabench.baselines.packages import import_inner, refuse, require_capability
-from tflabench.implementations.adapter import Case, Implementation, Owner
+from tflabench.implementations import registry
+from tflabench.implementations.adapter import Case, FinalStates, Implementation, Owner, attention_inputs
+from tflabench.implementations.bundled import refuse_sequence
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
 
     from tflabench.problem import Problem
 
@@ -26,10 +32,10 @@ HEAD_DIM = 128
 OP = next(op for op in fla_ops.OPS if op.name == "fla_gated_delta_net")
 
 
-def module() -> Any:
-    """Import its module of GDN; the packages around it import kernels of everything else, in half a minute."""
+def module(name: str = "gdn_prefill") -> Any:
+    """Import a module of GDN; the packages around it import kernels of everything else, in half a minute."""
     import_inner("flashinfer.cute_dsl.availability")
-    return import_inner("flashinfer.gdn_prefill")
+    return import_inner(f"flashinfer.{name}")
 
 
 def build(problem: Problem, device: torch.device) -> Case:
@@ -61,6 +67,42 @@ def build(problem: Problem, device: torch.device) -> Case:
     )
 
 
+def build_step(problem: Problem, device: torch.device) -> Case:
+    """Return the Case of its gated_delta_rule_decode_pretranspose, on states in float32, which it writes in place.
+
+    Raises:
+        Unsupported: a GPU older than Hopper.
+    """
+    import torch
+    from torch.nn.functional import logsigmoid
+
+    require_capability(device, 9)
+    function = module("gdn_decode").gated_delta_rule_decode_pretranspose
+    ours = registry.get("step_gated_delta_net").build(problem, device)
+    drawn = attention_inputs(problem, device, g=(), beta=())
+    state = ours.inputs["state"].transpose(-1, -2).contiguous()
+    inputs = {name: drawn[name] for name in "qkv"} | {"a": -drawn["g"], "b": drawn["beta"], "state": state}
+    no_rate, no_bias = (torch.zeros(problem.heads, device=device) for _ in range(2))
+
+    def of_ours(theirs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        gates = {"g": logsigmoid(-theirs["a"]), "beta": theirs["b"].sigmoid()}
+        return {name: theirs[name] for name in "qkv"} | gates | {"state": theirs["state"].transpose(-1, -2)}
+
+    assert ours.states
+    after = ours.states.oracle
+    return Case(
+        inputs=inputs,
+        forward=lambda: function(
+            *(inputs[name] for name in "qkv"), state[:, 0], no_rate, inputs["a"], no_bias, inputs["b"]
+        )[0],
+        oracle=lambda theirs: ours.oracle(of_ours(theirs)),
+        layout="bthd",
+        writes=("state",),
+        states=FinalStates(lambda: {"C": state.transpose(-1, -2)}, lambda theirs: after(of_ours(theirs))),
+        details={"kernel": "flashinfer.gated_delta_rule_decode_pretranspose"},
+    )
+
+
 def refuses(problem: Problem, device: str) -> str | None:
     """Return why its kernels cannot run this, or None."""
     if reason := refuse(problem, device, NEEDS):
@@ -72,22 +114,40 @@ def refuses(problem: Problem, device: str) -> str | None:
     return None
 
 
-IMPLEMENTATIONS = (
-    Implementation(
-        name="flashinfer_gated_delta_net",
-        family="linear_attention",
-        title="Gated DeltaNet (FlashInfer, without l2 norm)",
-        build=build,
-        refuses=refuses,
-        cost=partial(fla_ops.cost_of_serving, OP),
-        owner=Owner("FlashInfer", "yellow"),
-        package="flashinfer-python",
-        packages=("nvidia-cutlass-dsl",),
-        imports=module,
-        own_process=True,
-        majors=(9, 12),
-        operation=OP.operation,
-        groups=True,
-        gates=OP.gates,
-    ),
+def refuses_step(problem: Problem, device: str) -> str | None:
+    """Return why its decode step cannot take this, or None."""
+    if reason := refuse(problem.with_(pass_="fw"), device, NEEDS, "bfloat16") or refuse_sequence(problem, device):
+        return reason
+    if problem.d_qk != HEAD_DIM or problem.d_hv < HEAD_DIM or problem.d_hv % 8:
+        return f"takes a d_qk of 128, and a d_hv from 128 in steps of 8, not {problem.d_qk}/{problem.d_hv}"
+    return None
+
+
+PREFILL = Implementation(
+    name="flashinfer_gated_delta_net",
+    family="linear_attention",
+    title="Gated DeltaNet (FlashInfer, without l2 norm)",
+    build=build,
+    refuses=refuses,
+    cost=partial(fla_ops.cost_of_serving, OP),
+    owner=Owner("FlashInfer", "yellow"),
+    package="flashinfer-python",
+    packages=("nvidia-cutlass-dsl",),
+    imports=module,
+    own_process=True,
+    majors=(9, 12),
+    operation=OP.operation,
+    groups=True,
+    gates=OP.gates,
 )
+STEP = replace(
+    PREFILL,
+    name="flashinfer_gated_delta_net_step",
+    title="Gated DeltaNet step (FlashInfer)",
+    build=build_step,
+    refuses=refuses_step,
+    imports=partial(module, "gdn_decode"),
+    formulation="recurrent",
+    cost=None,
+)
+IMPLEMENTATIONS = (PREFILL, STEP)

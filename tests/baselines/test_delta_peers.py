@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tflabench.baselines import attn_gym_gdn, cudnn_kda, fla_ops, flashinfer_gdn
+from tflabench.implementations import registry
 from tflabench.problem import Problem
 
 SIZE = Problem(batch=2, heads=4, seq_len=5, d_qk=8, d_hv=16, dtype="float32")
@@ -55,7 +56,7 @@ CASES = {
 def test_a_peer_computes_what_its_oracle_says(name, monkeypatch):
     adapter, imports, function, stand_in, problem = CASES[name]
     monkeypatch.setattr(adapter, imports, lambda *_: SimpleNamespace(**{function: stand_in}))
-    (impl,) = adapter.IMPLEMENTATIONS
+    impl = adapter.IMPLEMENTATIONS[0]
     case = impl.build(impl.with_gates(problem), torch.device("cpu"))
     leaves = [x for x in case.inputs.values() if x.requires_grad]
     assert len(leaves) == (5 if problem.pass_ == "fwbw" else 0)
@@ -69,18 +70,37 @@ def test_a_peer_computes_what_its_oracle_says(name, monkeypatch):
             torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
 
 
-def test_a_step_of_fla_leaves_the_state_of_ours(monkeypatch):
-    def fused_recurrent(q: Any, k: Any, v: Any, g: Any, beta: Any, initial_state: Any, **options: Any) -> Any:
-        assert options == {"output_final_state": True, "use_qk_l2norm_in_kernel": True}
-        q, k = (x / (x.square().sum(-1, keepdim=True) + fla_ops.NORM_EPS).sqrt() for x in (q, k))
-        C = initial_state * g[:, 0, :, :, None].exp()
-        u = beta[:, 0, :, None] * (v[:, 0] - torch.einsum("bhk,bhkv->bhv", k[:, 0], C))
-        C = C + k[:, 0, :, :, None] * u[:, :, None]
-        return (torch.einsum("bhk,bhkv->bhv", q[:, 0], C) * q.shape[-1] ** -0.5)[:, None], C
+def step(q: Any, k: Any, v: Any, decay: Any, beta: Any, C: Any) -> Any:
+    """One step from C (B, heads, d_qk, d_hv), of q and k that are normalized here; output and state."""
+    q, k = (x[:, 0] / (x[:, 0].square().sum(-1, keepdim=True) + fla_ops.NORM_EPS).sqrt() for x in (q, k))
+    C = C * decay[:, 0].reshape(*C.shape[:2], -1, 1)
+    u = beta[:, 0, :, None] * (v[:, 0] - torch.einsum("bhk,bhkv->bhv", k, C))
+    C = C + k[..., None] * u[:, :, None]
+    return (torch.einsum("bhk,bhkv->bhv", q, C) * q.shape[-1] ** -0.5)[:, None], C
 
-    monkeypatch.setattr(fla_ops, "module_of", lambda op: SimpleNamespace(fused_recurrent_kda=fused_recurrent))
-    op = next(op for op in fla_ops.OPS if op.name == "fla_kda")
-    case = fla_ops.build_step(op, SIZE.with_(pass_="decode", seq_len=1), torch.device("cpu"))
-    torch.testing.assert_close(case.forward(), case.oracle(case.inputs), rtol=1e-4, atol=1e-5)
+
+def fused_recurrent(q: Any, k: Any, v: Any, g: Any, beta: Any, initial_state: Any, **options: Any) -> Any:
+    assert options == {"output_final_state": True, "use_qk_l2norm_in_kernel": True}
+    return step(q, k, v, g.exp(), beta, initial_state)
+
+
+def decode_pretranspose(q: Any, k: Any, v: Any, state: Any, A_log: Any, a: Any, dt_bias: Any, b: Any) -> Any:
+    decay = (-A_log.exp() * torch.nn.functional.softplus(a + dt_bias)).exp()
+    o, after = step(q, k, v, decay, b.sigmoid(), state.mT)
+    state.copy_(after.mT)
+    return o, state
+
+
+@pytest.mark.parametrize("name", ["fla_kda_step", "fla_gated_delta_net_step", "flashinfer_gated_delta_net_step"])
+def test_a_step_of_a_peer_leaves_the_state_of_ours(name, monkeypatch):
+    functions = {f"fused_recurrent_{module}": fused_recurrent for module in ("kda", "gated_delta_rule")}
+    monkeypatch.setattr(fla_ops, "module_of", lambda op: SimpleNamespace(**functions))
+    decode = SimpleNamespace(gated_delta_rule_decode_pretranspose=decode_pretranspose)
+    monkeypatch.setattr(flashinfer_gdn, "module", lambda _: decode)
+    case = registry.get(name).build(SIZE.with_(pass_="decode", seq_len=1), torch.device("cpu"))
+    before = {name: x.clone() for name, x in case.inputs.items()}
+    torch.testing.assert_close(case.forward(), case.oracle(before), rtol=1e-4, atol=1e-5)
     assert case.states
-    torch.testing.assert_close(case.states.left()["C"], case.states.oracle(case.inputs)["C"], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(case.states.left()["C"], case.states.oracle(before)["C"], rtol=1e-4, atol=1e-5)
+    changed = {name for name, x in case.inputs.items() if not torch.equal(x, before[name])}
+    assert changed == set(case.writes)
