@@ -447,7 +447,7 @@ def _implementation(op: Op) -> Implementation:
 def _step(op: Op) -> Implementation:
     return replace(
         _implementation(op),
-        name=f"{op.name}_step",
+        name=f"step_{op.name}",
         title=f"{op.title.removesuffix(' chunk')} fused recurrent step",
         build=partial(build_step, op),
         refuses=partial(refuses_step, op),

@@ -142,7 +142,7 @@ PREFILL = Implementation(
 )
 STEP = replace(
     PREFILL,
-    name="flashinfer_gated_delta_net_step",
+    name="step_flashinfer_gated_delta_net",
     title="Gated DeltaNet step (FlashInfer)",
     build=build_step,
     refuses=refuses_step,

@@ -91,7 +91,7 @@ def decode_pretranspose(q: Any, k: Any, v: Any, state: Any, A_log: Any, a: Any, 
     return o, state
 
 
-@pytest.mark.parametrize("name", ["fla_kda_step", "fla_gated_delta_net_step", "flashinfer_gated_delta_net_step"])
+@pytest.mark.parametrize("name", ["step_fla_kda", "step_fla_gated_delta_net", "step_flashinfer_gated_delta_net"])
 def test_a_step_of_a_peer_leaves_the_state_of_ours(name, monkeypatch):
     functions = {f"fused_recurrent_{module}": fused_recurrent for module in ("kda", "gated_delta_rule")}
     monkeypatch.setattr(fla_ops, "module_of", lambda op: SimpleNamespace(**functions))
