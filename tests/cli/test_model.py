@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import tempfile
 
@@ -20,8 +21,15 @@ from tflabench.problem import Problem
 from tflabench.theory.hardware import Ceilings, store_ceilings
 
 
+@pytest.fixture(scope="module")
+def _imported():
+    """Import what takes seconds once: the workers, which are forked, have it then."""
+    for name in ("xlstm", "llama", "qwen3_next"):
+        importlib.import_module(f"transformers.models.{name}.modeling_{name}")
+
+
 @pytest.fixture(autouse=True)
-def _apart(tmp_path, monkeypatch):
+def _apart(_imported, tmp_path, monkeypatch):
     """Every test has its own working directory, locks and cache, with ceilings in it, so that nothing is calibrated."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -37,10 +45,10 @@ def model(*words: str) -> list[dict]:
     return json.loads(commands.output("model", "--device", "cpu", "--no-plots", "--json", *words))["rows"]
 
 
-def test_a_tiny_model_trains_prefills_and_decodes_on_every_set_of_kernels():
-    rows = model("--out", "out")
+def test_a_tiny_model_trains_prefills_and_decodes_on_kernels_that_take_turns():
+    rows = model("--kernels", "ours,mlstm_kernels,sdpa", "--out", "out")  # native is what the others are held to
     ok = {(row["implementation"], row["pass"]): row for row in rows if row["status"] == "ok"}
-    names = ("xlstm-tiny.native", "xlstm-tiny.ours", "llama-tiny.sdpa")
+    names = ("xlstm-tiny.ours", "llama-tiny.sdpa")
     assert set(ok) == {(name, pass_) for name in names for pass_ in ("fw", "fwbw", "decode")}
     for (_, pass_), each in ok.items():
         assert each["peak_bytes"] > 0

@@ -61,7 +61,7 @@ def record(row: Row) -> dict[str, Any]:
         "tokens_per_s": tokens(row) / seconds if seconds else None,
         "peak_gib": row.peak_bytes / 2**30 if row.peak_bytes else None,
         "recurrence": recurrence / row.ms_median if recurrence and row.ms_median else None,
-        "parameters": ARCHITECTURES[name].parameters,
+        "parameters": None if row.details.get("layer") else ARCHITECTURES[name].parameters,
         "gflops_per_token": row.model_flops / tokens(row) / 1e9 if row.model_flops else None,
         "mfu": mfu(row) if seconds else None,
         "review_s": REVIEW.get(model) if row.pass_ == "fwbw" and (row.batch, row.seq_len) == (8, 8192) else None,
