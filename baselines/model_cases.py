@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import register_multi_grad_hook
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tflabench.baselines.architectures import Architecture, Form, Kernels
@@ -87,18 +88,18 @@ def build(of: Architecture, kernels: Kernels, form: Form, problem: Problem, devi
         return Case(inputs, forward, oracle, "bthd", step=step, details=details)
 
     ids = torch.randint(model.config.vocab_size, (problem.batch, problem.seq_len), device=device)
-    run = _Training(model, ids, problem, form) if training else _Inference(model, ids, problem, form)
-    key = of.title, kernels, form, problem
-    if key not in _learned:  # the first call compiles, and finds out how many sequences fit
-        run()
-        _learned[key] = run.facts() | ({} if form.compiled else {"recurrence_ms": _recurrence_ms(of, run, device)})
-    run.take(_learned[key])
+    known = (of.title, kernels, form, problem) in _learned
+    learned = _learned.setdefault((of.title, kernels, form, problem), {})
+    run = _Training(model, ids, problem, form, learned) if training else _Inference(model, ids, problem, form)
+    if not known:
+        run()  # compiles, and finds out how many sequences fit
+        learned |= {} if form.compiled else {"recurrence_ms": _recurrence_ms(of, run, device)}
 
     def whole() -> None:
         switch.to(kernels)
         run()
 
-    return Case(inputs, forward, oracle, "bthd", step=whole, details=details | _learned[key])
+    return Case(inputs, forward, oracle, "bthd", step=whole, details=details | learned)
 
 
 class _Switch:
@@ -264,11 +265,12 @@ def _layer(base: Any, x: Tensor) -> Tensor:
 
 
 class _Training:
-    """A training step: so many sequences at a time as fit, with gradients that add up."""
+    """A training step: so many sequences at once as fit, which `learned` keeps, with gradients that add up."""
 
-    def __init__(self, model: Any, ids: Tensor, problem: Problem, form: Form) -> None:
+    def __init__(self, model: Any, ids: Tensor, problem: Problem, form: Form, learned: dict[str, Any]) -> None:
         self._model = torch.compile(model) if form.compiled else model
-        self._ids, self._at_once = ids, len(ids)
+        self._ids, self._learned = ids, learned
+        self._learned.setdefault("sequences_at_once", len(ids))
         self._optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, fused=ids.is_cuda)
         self._autocast = _autocast(problem, ids.device, torch.float32)
         for x in model.parameters():  # so that its states are there when what fits is found out
@@ -276,28 +278,22 @@ class _Training:
         self._optimizer.step()
         self._optimizer.zero_grad()
 
-    def facts(self) -> dict[str, Any]:
-        return {"sequences_at_once": self._at_once}
-
-    def take(self, facts: Mapping[str, Any]) -> None:
-        self._at_once = facts["sequences_at_once"]
-
     def __call__(self) -> None:
         while not self._fits():
             self._optimizer.zero_grad()
             torch.cuda.empty_cache()
-            self._at_once //= 2
+            self._learned["sequences_at_once"] //= 2
         self._optimizer.step()
         self._optimizer.zero_grad()
 
     def _fits(self) -> bool:
         try:
-            for ids in self._ids.split(self._at_once):
+            for ids in self._ids.split(self._learned["sequences_at_once"]):
                 with self._autocast:
                     loss = self._model(input_ids=ids, labels=ids, use_cache=False).loss
                 (loss * (len(ids) / len(self._ids))).backward()
         except torch.OutOfMemoryError:
-            if self._at_once == 1:
+            if self._learned["sequences_at_once"] == 1:
                 raise
             return False
         return True
@@ -315,11 +311,6 @@ class _Inference:
                 self._cache = _cache(base(input_ids=ids, use_cache=True))
             self._ids = ids[:, -1:]
 
-    def facts(self) -> dict[str, Any]:
-        return {}
-
-    def take(self, facts: Mapping[str, Any]) -> None: ...
-
     @torch.no_grad()
     def __call__(self) -> Tensor:
         out = self._base(input_ids=self._ids, use_cache=True, **self._cache)
@@ -327,20 +318,6 @@ class _Inference:
 
 
 # --- How long a step is in its recurrence
-
-
-class _Mark(torch.autograd.Function):
-    """Tensors as they are; their gradients call `note`."""
-
-    @staticmethod
-    def forward(ctx: Any, note: Callable[[], None], *tensors: Tensor) -> tuple[Tensor, ...]:
-        ctx.note = note
-        return tuple(x.view_as(x) for x in tensors)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        ctx.note()
-        return None, *grads
 
 
 def _recurrence_ms(of: Architecture, run: Callable[[], object], device: torch.device) -> float:
@@ -376,23 +353,17 @@ def _timed(of: Architecture, note: Callable[[], None]) -> Iterator[None]:
 
 
 def _noting(function: Callable[..., Any], note: Callable[[], None]) -> Callable[..., Any]:
-    def marked(values: list[Any]) -> list[Any]:
-        places = [n for n, x in enumerate(values) if isinstance(x, Tensor) and x.requires_grad]
-        if places:
-            for n, x in zip(places, _Mark.apply(note, *(values[n] for n in places)), strict=True):  # type: ignore[arg-type]
-                values[n] = x
-        return values
-
     def noted(*args: Any, **named: Any) -> Any:
-        values = marked([*args, *named.values()])
-        args, named = tuple(values[: len(args)]), dict(zip(named, values[len(args) :], strict=True))
+        given = [x for x in (*args, *named.values()) if isinstance(x, Tensor) and x.requires_grad]
         note()
         try:
             out = function(*args, **named)
-        finally:
+        finally:  # a checkpoint ends its second forward by an exception
             note()
-        many = isinstance(out, tuple)
-        out = marked(list(out) if many else [out])
-        return tuple(out) if many else out[0]
+        first = out[0] if isinstance(out, tuple) else out
+        if given and first.requires_grad:
+            first.register_hook(lambda grad: note())
+            register_multi_grad_hook(given, lambda grads: note())
+        return out
 
     return noted

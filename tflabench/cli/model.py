@@ -12,7 +12,6 @@ import typer
 
 from tflabench.cli.common import app, options
 from tflabench.cli.common.console import emit, stderr
-from tflabench.cli.common.dry_run import print_selection
 from tflabench.cli.common.options import HOW, WHAT, option
 from tflabench.cli.common.paths import out_folder, print_figures
 from tflabench.cli.sweep import Plots, Resume
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
 
     from tflabench.baselines.architectures import Form
     from tflabench.bench.devices import Devices
-    from tflabench.bench.request import Request
     from tflabench.bench.sweep import Measured
 
 PRESETS = files("tflabench.selection.presets") / "whole"
@@ -54,7 +52,6 @@ def model(  # noqa: PLR0913  options
     device: options.Device = "auto",
     out: Annotated[Path | None, out_folder("results/<device>/<preset>")] = None,
     resume: Resume = True,
-    dry_run: options.DryRun = False,
     timeout: options.Timeout = 300.0,
     stop_after: options.StopAfter = None,
     plots: Plots = True,
@@ -87,9 +84,6 @@ def model(  # noqa: PLR0913  options
         file = str(PRESETS / f"{one_of('--preset', preset, (USUAL, REVIEW, LAYERS))}.toml")
     devices = Devices(device)
     request = Request(file, overrides, _chosen(file, devices, models, kernels, form))
-    if dry_run:
-        _print_dry_run(request, devices, out, timeout, json_)
-        return
     rules = Rules(timeout_s=timeout, plugins=[registry.MODELS], stop_at=stop_at)
     measured = measure(request, devices, rules, out, ProgressPrinter(), resume)
     drawn = measured.folders if plots and measured.rows else []
@@ -130,26 +124,6 @@ def _chosen(file: str, devices: Devices, models: Sequence[str] | None, kernels: 
         preset = Path(file).stem
         raise InputError(f"preset {preset} has no such model on {kind}: give other models, --kernels or --preset")
     return names
-
-
-def _print_dry_run(request: Request, devices: Devices, out: Path | None, timeout_s: float, json: bool) -> None:
-    from tflabench.bench.estimate import Target
-    from tflabench.rows.load import rows_by_point
-
-    here = devices.here()
-    selection = request.select(here.kind)
-    folder = out or Path("results") / here.slug / selection.preset.name
-    target = Target.of_machine(here)
-    print_selection(
-        selection.comparisons,
-        target,
-        folder,
-        rows_by_point(folder),
-        selection.protocol,
-        timeout_s,
-        full=True,
-        json=json,
-    )
 
 
 def _text(measured: Measured) -> Iterator[RenderableType]:
