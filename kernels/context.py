@@ -117,7 +117,7 @@ def _told(mine: dict[str, Any], group: Any) -> list[dict[str, Any]]:
     return [json.loads(bytes(row.tolist())) for row in gathered]
 
 
-class Part(NamedTuple):
+class Span(NamedTuple):
     """The documents that have steps on a rank; one sequence, or a batch, is one document.
 
     Attributes:
@@ -138,9 +138,9 @@ class Part(NamedTuple):
         return self.enters and self.leaves and len(self.bounds) == 2
 
 
-def parts(bounds: Sequence[int], lengths: Sequence[int]) -> list[Part]:
+def spans(bounds: Sequence[int], lengths: Sequence[int]) -> list[Span]:
     """Return the parts of all ranks, of where documents begin and end and how many steps each rank has."""
-    made: list[Part] = []
+    made: list[Span] = []
     for begin, end in pairwise(accumulate(lengths, initial=0)):
         last = end == bounds[-1]
         here = [
@@ -150,7 +150,7 @@ def parts(bounds: Sequence[int], lengths: Sequence[int]) -> list[Part]:
         ]
         first, behind = here[0][0], here[-1][0] + 1
         places = [at - begin for at in (begin, *(e for _, _, e in here))]
-        made.append(Part(first, places, bounds[first] < begin, bounds[behind] > end))
+        made.append(Span(first, places, bounds[first] < begin, bounds[behind] > end))
     return made
 
 
@@ -160,7 +160,7 @@ def parts(bounds: Sequence[int], lengths: Sequence[int]) -> list[Part]:
 class Chain:
     """Brings states from the ranks before, and their gradients from the ranks behind."""
 
-    def __init__(self, group: Any, of_ranks: list[Part], gate: Gating, like: State) -> None:
+    def __init__(self, group: Any, of_ranks: list[Span], gate: Gating, like: State) -> None:
         """Take the parts of all ranks, and a state for shapes, dtype and device of all."""
         self.group, self.gate, self.like = group, gate, like
         self.rank = dist.get_rank(group)
@@ -482,7 +482,7 @@ def run(
     options = {**options, "with gradients": wanted, "initial_state given": initial is not None}
     lengths = agreed_lengths(call, gate, group, {**options, "checksum of cu_seqlens": offsets})
     bounds = None if cu_seqlens is None else bounds_of(cu_seqlens, sum(lengths))
-    of_ranks = parts(bounds or [0, sum(lengths)], lengths)
+    of_ranks = spans(bounds or [0, sum(lengths)], lengths)
     part = of_ranks[dist.get_rank(group)]
     zero = functools.partial(
         zero_state, gate, heads=call.v.shape[1], d_qk=call.q.shape[-1], d_hv=call.v.shape[-1],
@@ -519,7 +519,7 @@ def run(
     return h, joined([zero(part.first), *states, zero(len(bounds) - 1 - part.first - count)])
 
 
-def _documents(call: Arguments, part: Part, first: int, last: int, packed: bool) -> Arguments:
+def _documents(call: Arguments, part: Span, first: int, last: int, packed: bool) -> Arguments:
     """Return the call of some of a rank's documents, with their states."""
     begin, end = part.bounds[first], part.bounds[last]
     q, k, v, f, i = (x if x is None or x.dim() == 1 else x[:, :, begin:end] for x in call[:5])
@@ -531,7 +531,7 @@ def _documents(call: Arguments, part: Part, first: int, last: int, packed: bool)
 
 
 def _pieces(
-    calls: list[Arguments], part: Part, kernels: Callable[[Arguments], tuple[Kernels, KernelOptions]]
+    calls: list[Arguments], part: Span, kernels: Callable[[Arguments], tuple[Kernels, KernelOptions]]
 ) -> tuple[list[Piece], list[Tensor | None]]:
     """Return what runs on the documents that cross a border, and their tensors as `_Crossing` takes them."""
     pieces: list[Piece] = []

@@ -38,6 +38,7 @@ class Problem:
             what `DRAWN_GATES` says. Constant decays, and operations without gates, take no notice.
         seed: of the inputs.
         heads_qk: heads of q and k, which divide those of v and of the gates; None for as many (then never a number).
+        ranks: processes, each with a device and a part of the sequence; None for one (then never a number).
     """
 
     batch: int
@@ -52,6 +53,7 @@ class Problem:
     seed: int = 0
     heads_qk: int | None = None
     gates: str | None = None
+    ranks: int | None = None
 
     def __post_init__(self) -> None:
         for name, most in LARGEST.items():
@@ -66,6 +68,10 @@ class Problem:
             raise InputError(f"heads_qk is {self.heads_qk}: it must divide heads, which is {self.heads}")
         if self.heads_qk == self.heads:
             object.__setattr__(self, "heads_qk", None)
+        if self.ranks is not None and (self.ranks < 1 or self.seq_len % self.ranks):
+            raise InputError(f"ranks is {self.ranks}: it must divide seq_len, which is {self.seq_len}")
+        if self.ranks == 1:
+            object.__setattr__(self, "ranks", None)
         if self.dtype not in DTYPE_BYTES:
             raise InputError(f"dtype is {self.dtype!r}: it must be one of {', '.join(DTYPE_BYTES)}")
         if self.pass_ not in PASSES:
@@ -80,6 +86,11 @@ class Problem:
     def group(self) -> int:
         """Return the heads of v that share a head of q and k."""
         return self.heads // (self.heads_qk or self.heads)
+
+    @property
+    def part(self) -> Problem:
+        """Return the problem of one rank, which has a part of the sequence; the problem itself where there is one."""
+        return self if self.ranks is None else self.with_(seq_len=self.seq_len // self.ranks, ranks=None)
 
     @property
     def element_bytes(self) -> int:

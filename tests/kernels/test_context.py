@@ -18,7 +18,7 @@ import torch.multiprocessing as mp
 from torch import Tensor
 
 from tflabench import ops
-from tflabench.kernels.context import Part, parts
+from tflabench.kernels.context import Span, spans
 
 HEADS, D_QK, D_HV = 2, 16, 32
 CUTS = [0, 11, 17, 30]  # the parts of three ranks; of two, the second and third are one
@@ -248,9 +248,9 @@ def test_a_rank_that_ends_is_an_error_not_a_hang(results):
 
 
 def test_the_parts_of_documents():
-    assert parts([0, 10], [4, 4, 2]) == [
-        Part(0, [0, 4], False, True), Part(0, [0, 4], True, True), Part(0, [0, 2], True, False)
+    assert spans([0, 10], [4, 4, 2]) == [
+        Span(0, [0, 4], False, True), Span(0, [0, 4], True, True), Span(0, [0, 2], True, False)
     ]  # fmt: skip
-    assert parts([0, 4, 4, 9, 10], [4, 4, 2]) == [
-        Part(0, [0, 4], False, False), Part(1, [0, 0, 4], False, True), Part(2, [0, 1, 2], True, False)
+    assert spans([0, 4, 4, 9, 10], [4, 4, 2]) == [
+        Span(0, [0, 4], False, False), Span(1, [0, 0, 4], False, True), Span(2, [0, 1, 2], True, False)
     ]  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import subprocess
@@ -16,6 +17,7 @@ from typing import IO, Any
 
 GRACE_S = 2.0  # for a process that has closed its pipe to end
 LAST_BYTES = 1 << 16  # of a log, which the last line is looked for in
+PR_SET_PDEATHSIG = 1
 
 
 @dataclass
@@ -94,3 +96,9 @@ class Child:
         self.end()
         self.pipe.close()
         self.log.close()
+
+
+def die_with_parent() -> None:
+    """Make the kernel end this process when the one that started it is killed, whatever it is doing."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

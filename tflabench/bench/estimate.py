@@ -74,7 +74,7 @@ def needed_bytes(problem: Problem) -> int:
 
 def estimate(point: Point, target: Target, protocol: Protocol) -> Estimate:
     """Return an estimate from the cost model and the ceilings known so far; refused points take nothing."""
-    impl, problem = point.implementation, point.problem
+    impl, problem = point.implementation, point.problem.part
     if target.refusal(point):
         return Estimate(0.0, 0)
     turn_s = protocol.budget_s

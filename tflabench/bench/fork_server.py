@@ -15,7 +15,8 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import recv_handle
 from typing import Any
 
-from tflabench.bench.worker import die_with_parent, serve_forked
+from tflabench.bench.child import die_with_parent
+from tflabench.bench.worker import serve_forked
 
 OUR_LIBRARY = "tflabench"
 

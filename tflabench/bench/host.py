@@ -11,12 +11,11 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection, wait
 
 from tflabench.bench import machine
-from tflabench.bench.child import Child
+from tflabench.bench.child import Child, die_with_parent
 from tflabench.bench.events import Began, Ended, Event, Fault, Location, Stations, Task
 from tflabench.bench.machine import Machine
 from tflabench.bench.rules import Rules
 from tflabench.bench.station import measured
-from tflabench.bench.worker import die_with_parent
 
 # A task that runs says something every second, but for what a process, its libraries and a calibration take to start.
 SILENT_S = 300.0

@@ -18,7 +18,11 @@ POSSIBLE = 1.1  # times the bound by a datasheet: data that stays in a cache exp
 
 
 def modelled(impl: Implementation, problem: Problem, ceilings: Ceilings, ms: float | None) -> dict[str, Any]:
-    """Return the columns of a row that theory fills, and those that compare a measured time with it."""
+    """Return the columns of a row that theory fills, and those that compare a measured time with it.
+
+    Of a sequence on several devices they are those of one device: all work side by side.
+    """
+    problem = problem.part
     count = impl.count(problem)
     bounds = roofline.time_bounds(count, ceilings)
     columns: dict[str, Any] = {
@@ -43,7 +47,7 @@ def impossible(impl: Implementation, problem: Problem, device: str, ms: float | 
     Its matrix rate in 16 bits counts for every dtype: no other product is faster.
     """
     gpu = hardware.from_device_name(device)
-    bound = gpu and roofline.bound_s(impl.bounded, problem, gpu.ceilings)
+    bound = gpu and roofline.bound_s(impl.bounded, problem.part, gpu.ceilings)
     if not (gpu and bound and ms) or bound * 1e3 <= POSSIBLE * ms:
         return None
     percent = 100 * bound * 1e3 / ms

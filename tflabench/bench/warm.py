@@ -49,7 +49,7 @@ class _Job:
     @property
     def bytes(self) -> int:
         """Return about how much memory of the GPU it takes."""
-        return int(PEAK * needed_bytes(self.point.problem)) + CONTEXT_BYTES
+        return int(PEAK * needed_bytes(self.point.problem.part)) + CONTEXT_BYTES
 
     def shares_kernels(self, other: _Job) -> bool:
         """Return whether another job compiles much of what this one does: the later one then finds it in the cache."""
@@ -199,7 +199,7 @@ class WarmUp:
                 self._workers.end(self._idle.pop(0))
             slot = f"{implementation.package}/{next(self._numbers)}"
         self._working[slot] = job
-        sent = {"kind": "warm", "implementation": implementation.name, "problem": asdict(job.point.problem)}
+        sent = {"kind": "warm", "implementation": implementation.name, "problem": asdict(job.point.problem.part)}
         self._workers.send(slot, sent, self._timeout_s)
 
 

@@ -8,13 +8,11 @@ whatever a job needs it draws anew from the seed.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import json
 import os
 import resource
 import secrets
-import signal
 import sys
 import threading
 import time
@@ -27,6 +25,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tflabench.bench.child import die_with_parent
 from tflabench.bench.protocol import Protocol
 from tflabench.bench.warming import NICENESS, stand_when_asked, wait_at, warming
 from tflabench.implementations.adapter import Unsupported
@@ -39,8 +38,6 @@ if TYPE_CHECKING:
     from tflabench.bench.inputs import InputSlots
     from tflabench.bench.verify import Verdict
     from tflabench.implementations.adapter import Case
-
-PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
@@ -269,6 +266,8 @@ class Worker:
         def graph() -> dict[str, Any]:
             if not cuda:
                 raise RuntimeError("a CPU has no CUDA graphs")
+            if problem.ranks:
+                raise RuntimeError("a call on several devices is not captured")
             l2_bytes = torch.cuda.get_device_properties(self.device).L2_cache_size
             calls = other_times.calls_of_graph(ready.held_bytes, l2_bytes)
             cases = [registry.get(name).build(problem, self.device) for _ in range(calls - 1)]
@@ -345,7 +344,12 @@ class Worker:
 
         self.answer({"stage": "building"})
         torch.manual_seed(problem.seed)
-        case = registry.get(implementation).build(problem, self.device)
+        build: Callable[..., object] = registry.get(implementation).build
+        if problem.ranks:
+            from tflabench.bench import ranks
+
+            build = partial(ranks.build, registry.get(implementation))
+        case = build(problem, self.device)
         if not isinstance(case, Case):
             raise TypeError(f"build returned {type(case).__name__}: it must return a Case")
         chunk_size: object = case.details.get("chunk_size")
@@ -465,12 +469,6 @@ def classify(error: Exception) -> tuple[str, str]:
     if type(error).__module__.startswith("triton") or kinds & {"TorchDynamoException", "InductorError"}:
         return "compile_error", reason
     return "error", reason
-
-
-def die_with_parent() -> None:
-    """Make the kernel end this process when the one that started it is killed, whatever it is doing."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _address_space_bytes() -> int:

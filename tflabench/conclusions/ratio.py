@@ -81,7 +81,7 @@ def questions(rows: Iterable[Row]) -> list[list[Row]]:
         cuts = defaultdict(set)
         by_cut = defaultdict(list)
         for row in group:
-            cut = (row.heads_qk or row.heads, row.heads, row.d_qk, row.d_hv, row.gates)
+            cut = (row.heads_qk or row.heads, row.heads, row.d_qk, row.d_hv, row.gates, row.ranks)
             cuts[row.implementation].add(cut)
             by_cut[cut].append(row)
         groups += [group] if max(map(len, cuts.values())) == 1 else by_cut.values()

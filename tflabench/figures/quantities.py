@@ -22,6 +22,7 @@ AXES = {
     "heads": "number of heads",
     "batch": "batch size [sequences]",
     "dtype": "data type",
+    "ranks": "devices that a sequence lies on",
     "gates": "strength of the forget gates",
 }
 WORDS = {"dtype": (), "gates": GATES}  # axes of words, which have no order of numbers: the order of those that have one

@@ -9,7 +9,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from tflabench.implementations.packages import taken_as_installed
 from tflabench.problem import DRAWN_GATES, INPUTS, InputError, Problem
@@ -111,6 +111,8 @@ class Case:
         states: those that a call leaves, as a decode step does, which are compared too; None for none.
         step: what is timed where that is neither `forward` nor it and the gradients of the inputs, such as a training
             step of a whole model, of which these are a part; None elsewhere.
+        over: runs it on `inputs` as the part of a sequence that a rank of a process group has, and returns the output;
+            None for what runs on one device alone.
         details: what the implementation chose, for the row: "chunk_size", "kernel", "version", ...
     """
 
@@ -123,6 +125,7 @@ class Case:
     writes: tuple[str, ...] = ()
     states: FinalStates | None = None
     step: Callable[[], object] | None = None
+    over: Callable[[Any], Tensor] | None = None
     details: dict[str, object] = field(default_factory=dict)
 
 

@@ -103,11 +103,13 @@ def build_kernels(kernels: str, gate: Gate, problem: Problem, device: torch.devi
     inputs = sequence_inputs(problem, device)
     q, k, v, f, i = (inputs[name] for name in "qkvfi")
     options, details = chosen(kernels, gate, problem, q, v)
+    forward: Callable[..., Tensor] = partial(ops.chunkwise, q, k, v, f, i, gate=gate, **options)
     return Case(
         inputs=inputs,
-        forward=lambda: ops.chunkwise(q, k, v, f, i, gate=gate, **options),
+        forward=forward,
         oracle=partial(sequence_oracle, gate),
         linear="v",
+        over=lambda group: forward(group=group),
         details=details,
     )
 

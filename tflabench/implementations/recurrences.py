@@ -131,12 +131,14 @@ def build(kernels: str, op: Recurrence, problem: Problem, device: torch.device) 
     inputs = op.inputs(problem, device)
     q, v = (inputs[name].transpose(1, 2) for name in (op.queries, op.values))
     options, details = chosen(kernels, op.gate, problem, q, v)
+    forward = partial(op.run(), **inputs, **op.options, **options, layout="bthd")
     return Case(
         inputs=inputs,
-        forward=partial(op.run(), **inputs, **op.options, **options, layout="bthd"),
+        forward=forward,
         oracle=partial(oracle, op),
         layout="bthd",
         linear=op.values,
+        over=lambda group: forward(group=group),
         details=details,
     )
 

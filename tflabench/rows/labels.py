@@ -15,7 +15,8 @@ def label(row: Row) -> str:
 
 def size(row: Row) -> str:
     """Return the size of a row's problem in words."""
-    return f"B={row.batch} T={row.seq_len} heads {heads(row)}"
+    ranks = "" if row.ranks is None else f" on {row.ranks} devices"
+    return f"B={row.batch} T={row.seq_len} heads {heads(row)}{ranks}"
 
 
 def heads(row: Row) -> str:

@@ -53,6 +53,9 @@ class Row(BaseModel):
         tuned: what autotuners chose: "choices" by kernel, "tried" of "configurations". None without autotuners.
         gpu_kernels: names of the kernels that a call launched, as the profiler saw them. None on a CPU.
         heads_qk: heads of q and k, where these are fewer than `heads`, which are of v.
+        ranks: devices that the sequence lay on, where it was not one. Times are of the slowest of them, memory and what
+            theory says are of one, and `details` has `link`, `link_gbps`, `collective_ms`, `collective_bytes`, and
+            `collective_model_ms`: the bytes over the rate of the link.
         gates: strength of the forget gates as they were drawn; of no meaning to operations without. Rows of before this
             was recorded have what was drawn then.
         extra_bytes: the peak minus what was there before the call: inputs, and the output gradient.
@@ -97,6 +100,7 @@ class Row(BaseModel):
     heads: int = Field(ge=1, lt=MOST)
     seq_len: int = Field(ge=1, lt=MOST)
     heads_qk: int | None = Field(default=None, ge=1, lt=MOST)
+    ranks: int | None = Field(default=None, ge=1, lt=MOST)
     d_qk: int = Field(ge=1, lt=MOST)
     d_hv: int = Field(ge=1, lt=MOST)
     chunk_size: int | None = Field(default=None, ge=1, lt=MOST)

@@ -12,6 +12,7 @@ Values = tuple[int | str | None, ...]
 
 INTEGER_AXES = (
     "seq_len", "d_hv", "d_qk", "head_dim", "heads", "heads_qk", "batch", "tokens", "embedding", "chunk_size",
+    "ranks",
 )  # fmt: skip
 MAX_VALUES = 1000  # of one range: more is a slip
 WORDS = {"dtype": DTYPE_BYTES, "inputs": INPUTS, "gates": GATES}  # of the axes that take them
@@ -19,7 +20,7 @@ AXES = (*INTEGER_AXES, *WORDS, "pass")
 # Of a plan, the slowest first; an axis that sets another stands before it.
 ORDER = (
     "seq_len", "tokens", "batch", "head_dim", "d_hv", "d_qk", "embedding", "heads", "heads_qk", *WORDS, "pass",
-    "chunk_size",
+    "chunk_size", "ranks",
 )  # fmt: skip
 # An axis that a later layer sets (preset < group < command line) takes the place of those that would contradict it.
 RIVALS = {
@@ -102,7 +103,8 @@ def resolve(values: Mapping[str, Any]) -> Problem:
             raise InputError(f"{axis} is not set: give it with -a {axis}=...")
     sizes["batch"] = _divided("tokens", "seq_len", values, sizes) if "tokens" in values else values.get("batch", 1)
     sizes["heads"] = _divided("embedding", "d_hv", values, sizes) if "embedding" in values else values.get("heads", 1)
-    return Problem(**sizes, heads_qk=values.get("heads_qk"), pass_=values.get("pass", "fw"))
+    sizes |= {axis: values.get(axis) for axis in ("heads_qk", "ranks")}
+    return Problem(**sizes, pass_=values.get("pass", "fw"))
 
 
 def _divided(total: str, by: str, values: Mapping[str, Any], sizes: Mapping[str, Any]) -> int:

@@ -110,7 +110,8 @@ def _place(problem: Problem, given: Mapping[str, Values]) -> tuple[Any, ...]:
     p = problem
     values = {"tokens": p.tokens, "head_dim": p.d_hv, "embedding": p.heads * p.d_hv, **p.columns()}
     small_to_large = {**p.columns(), "pass": PASSES.index(p.pass_), "chunk_size": p.chunk_size or 0}
-    small_to_large |= {"heads_qk": p.heads // p.group, "gates": None}  # families differ in their gates
+    small_to_large |= {"heads_qk": p.heads // p.group, "ranks": p.ranks or 1}
+    small_to_large["gates"] = None  # families differ in their gates
 
     def place(axis: str) -> Any:
         if axis not in given:
@@ -126,4 +127,5 @@ def point_id(impl: Implementation, problem: Problem) -> str:
     heads = f"H{p.heads}" if p.heads_qk is None else f"H{p.heads_qk}:{p.heads}"
     size = f"B{p.batch}/{heads}/T{p.seq_len}/qk{p.d_qk}/hv{p.d_hv}/L{p.chunk_size or 'auto'}"
     gates = "" if impl.with_gates(p).gates == DRAWN_GATES.get(p.inputs) else f"/{impl.with_gates(p).gates}"
-    return f"{impl.name}/{p.pass_}/{size}/{p.dtype}/{p.inputs}{p.seed}{gates}"
+    ranks = "" if p.ranks is None else f"/ranks{p.ranks}"
+    return f"{impl.name}/{p.pass_}/{size}/{p.dtype}/{p.inputs}{p.seed}{gates}{ranks}"

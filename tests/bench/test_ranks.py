@@ -1,0 +1,64 @@
+"""A case whose sequence lies on two processes computes the first part, and ends when both have ended."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.multiprocessing as mp
+
+from tflabench.bench import ranks
+from tflabench.implementations import registry
+from tflabench.implementations.adapter import Unsupported
+from tflabench.problem import InputError, Problem
+
+CPU = torch.device("cpu")
+PROBLEM = Problem(1, 2, 40, 16, 16, dtype="float32", pass_="fwbw", ranks=2)
+
+
+def measure(_: int, file: str) -> None:
+    """As a worker: in a process of its own, for a test that forks later is not to be in a group."""
+    torch.set_num_threads(1)
+    impl = registry.get("reference_simple_gla")
+    torch.manual_seed(0)
+    case = ranks.build(impl, PROBLEM, CPU)
+    torch.manual_seed(0)
+    alone = impl.build(PROBLEM.part, CPU)
+    calls: list[Any] = []
+    for each in (case, case, alone):
+        h = each.forward()
+        leaves = [x for x in each.inputs.values() if x.requires_grad]
+        calls.append([h.detach(), *torch.autograd.grad(h, leaves, torch.ones_like(h))])
+    with torch.no_grad():
+        calls.append(case.forward())
+    try:
+        ranks.build(registry.get("reference_recurrent_sig"), PROBLEM, CPU)
+    except Unsupported as error:
+        torch.save((calls, case.details, str(error)), file)
+    ranks.leader("cpu").close()
+
+
+def test_the_worker_has_the_first_part_of_a_sequence_and_its_gradients(tmp_path):
+    mp.start_processes(measure, (str(tmp_path / "made.pt"),), 1, start_method="fork")
+    (first, second, alone, last), details, refusal = torch.load(tmp_path / "made.pt")
+    assert first[0].shape[1] == 20
+    for found in (first, second):
+        for ours, wanted in zip(found, alone, strict=True):
+            torch.testing.assert_close(ours, wanted)
+    torch.testing.assert_close(last, alone[0])
+    assert details["collective_bytes"] == 4 * 2 * 16 * 16
+    assert details["collective_ms"] > 0
+    assert refusal == "runs on one device: ranks must be 1"
+
+
+def test_more_ranks_than_devices_are_refused():
+    with pytest.raises(Unsupported, match="ranks is 4, and this process sees 2 devices"):
+        ranks.build(registry.get("reference_simple_gla"), PROBLEM.with_(ranks=4), CPU)
+
+
+def test_all_ranks_have_as_many_steps():
+    assert PROBLEM.with_(ranks=1).ranks is None
+    assert PROBLEM.with_(ranks=4).part.seq_len == 10
+    with pytest.raises(InputError, match="ranks is 41"):
+        PROBLEM.with_(ranks=41)
