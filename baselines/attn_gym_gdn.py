@@ -6,13 +6,13 @@ its KDA and its kernels of Blackwell run.
 
 from __future__ import annotations
 
-from functools import partial
+from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from tflabench.baselines import fla_ops
-from tflabench.baselines.packages import refuse, require_capability
-from tflabench.implementations.adapter import Case, Implementation
+from tflabench.baselines.packages import refuse, refuse_heads, require_capability
+from tflabench.implementations.adapter import OTHERS, Case
 
 if TYPE_CHECKING:
     import torch
@@ -24,7 +24,6 @@ NEEDS = {
     "cutlass.cute": "pip install nvidia-cutlass-dsl",
     "triton": "pip install triton",
 }
-HEAD_DIMS = (64, 128)
 OP = next(op for op in fla_ops.OPS if op.name == "fla_gated_delta_net")
 
 
@@ -38,41 +37,25 @@ def build(problem: Problem, device: torch.device) -> Case:
     function: Any = import_module("attn_gym.linear").chunk_gdn
     inputs = fla_ops.inputs_of_serving(OP, problem, device, normalizes=False)
     q, k, v, g, beta = (inputs[name] for name in ("q", "k", "v", "g", "beta"))
-    return Case(
-        inputs=inputs,
-        forward=lambda: function(q, k, v, g, beta)[0],
-        oracle=partial(fla_ops.oracle, OP, problem.heads, normalizes=False),
-        linear="v",
-        layout="bthd",
-        details={"kernel": "attn_gym.linear.chunk_gdn"},
-    )
+    kernel = "attn_gym.linear.chunk_gdn"
+    return fla_ops.case_of(OP, problem, inputs, lambda: function(q, k, v, g, beta)[0], kernel, normalizes=False)
 
 
 def refuses(problem: Problem, device: str) -> str | None:
     """Return why its kernels cannot run this, or None."""
-    if reason := refuse(problem, device, NEEDS):
-        return reason
-    if problem.d_qk != problem.d_hv or problem.d_qk not in HEAD_DIMS:
-        return f"takes heads of 64/64 and 128/128, not {problem.d_qk}/{problem.d_hv}"
-    return None
+    return refuse(problem, device, NEEDS) or refuse_heads(problem, 64, 128)
 
 
 IMPLEMENTATIONS = (
-    Implementation(
+    replace(
+        fla_ops.implementation(OP),
         name="attn_gym_gated_delta_net",
-        family="linear_attention",
         title="Gated DeltaNet (attention-gym, without l2 norm)",
         build=build,
         refuses=refuses,
-        cost=partial(fla_ops.cost, OP),
+        owner=OTHERS,
         package="attn-gym",
         packages=("triton",),
-        compiles=True,
-        own_process=True,
-        tunes=True,
-        majors=(8, 12),
-        operation=OP.operation,
-        groups=True,
-        gates=OP.gates,
+        imports=None,
     ),
 )

@@ -7,13 +7,14 @@ from zero where the decays before it multiply to less than 2^-20: its error and 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from tflabench.baselines import fla_ops
-from tflabench.baselines.packages import refuse, require_capability
-from tflabench.implementations.adapter import Case, Implementation, Owner
+from tflabench.baselines.packages import refuse, refuse_heads, require_capability
+from tflabench.implementations.adapter import Case, Owner
 
 if TYPE_CHECKING:
     import torch
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
 NEEDS = {"cudnn": "pip install nvidia-cudnn-frontend==1.32.0", "cuda.bindings": "pip install cuda-python"}
 PLAN = "kda_hopper_cuda"  # of those that it has on Hopper the fastest, and the only one with a backward pass
-HEAD_DIM = 128
 OP = next(op for op in fla_ops.OPS if op.name == "fla_kda")
 
 
@@ -46,38 +46,29 @@ def build(problem: Problem, device: torch.device) -> Case:
         o, _ = function(**packed, cu_seqlens=starts, use_qk_l2norm_in_kernel=normalizes, plan_name=PLAN)
         return o.view(arguments["v"].shape)
 
-    return Case(
-        inputs=inputs,
-        forward=forward,
-        oracle=partial(fla_ops.oracle, OP, problem.heads, normalizes=normalizes),
-        linear="v",
-        layout="bthd",
-        details={"kernel": f"cudnn.linear_attention.ops.kimi_delta_attention, {PLAN}"},
-    )
+    kernel = f"cudnn.linear_attention.ops.kimi_delta_attention, {PLAN}"
+    return fla_ops.case_of(OP, problem, inputs, forward, kernel, normalizes=normalizes)
 
 
 def refuses(problem: Problem, device: str) -> str | None:
     """Return why its kernels cannot run this, or None."""
-    if reason := refuse(problem, device, NEEDS, "bfloat16"):
-        return reason
-    if (problem.d_qk, problem.d_hv) != (HEAD_DIM, HEAD_DIM):
-        return f"takes heads of {HEAD_DIM}/{HEAD_DIM}, not {problem.d_qk}/{problem.d_hv}"
-    return None
+    return refuse(problem, device, NEEDS, "bfloat16") or refuse_heads(problem, 128)
 
 
 IMPLEMENTATIONS = (
-    Implementation(
+    replace(
+        fla_ops.implementation(OP),
         name="cudnn_kda",
-        family="linear_attention",
         title="KDA (cuDNN, training without l2 norm)",
         build=build,
         refuses=refuses,
         cost=partial(fla_ops.cost_of_serving, OP),
         owner=Owner("cuDNN", "blue"),
         package="nvidia-cudnn-frontend",
-        own_process=True,
+        packages=(),
+        imports=None,
+        compiles=False,
+        tunes=False,
         majors=(9, 9),
-        operation=OP.operation,
-        gates=OP.gates,
     ),
 )

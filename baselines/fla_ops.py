@@ -207,14 +207,32 @@ def build(op: Op, problem: Problem, device: torch.device) -> Case:
     if callable(op.decay):  # a slice of the heads still knows which they are
         inputs["head"] = torch.arange(problem.heads, dtype=torch.float32, device=device)
     options = op.options or {}
+    kernel = f"fla.ops.{op.module}.{op.function}"
+    return case_of(op, problem, inputs, lambda: function(**arguments, **options)[0], kernel)
+
+
+def case_of(
+    op: Op,
+    problem: Problem,
+    inputs: dict[str, Tensor],
+    forward: Callable[[], Tensor],
+    kernel: str,
+    *,
+    normalizes: bool = True,
+) -> Case:
+    """Return the Case of a kernel that computes an op, of fla or another package.
+
+    Args:
+        normalizes: as of `oracle`.
+    """
     return Case(
         inputs=inputs,
-        forward=lambda: function(**arguments, **options)[0],
-        oracle=partial(oracle, op, problem.heads),
+        forward=forward,
+        oracle=partial(oracle, op, problem.heads, normalizes=normalizes),
         linear="v",
         layout="bthd",
         as_kernels_do=partial(decay_gradient_as_summed, "g") if op.summed_decay_gradient else None,
-        details={"kernel": f"fla.ops.{op.module}.{op.function}"},
+        details={"kernel": kernel},
     )
 
 
@@ -421,7 +439,8 @@ def refuses_step(op: Op, problem: Problem, device: str) -> str | None:
     return refuses(op, problem.with_(pass_="fw"), device) or refuse_sequence(problem, device)
 
 
-def _implementation(op: Op) -> Implementation:
+def implementation(op: Op) -> Implementation:
+    """Return the entry of a function of fla; those of other packages that compute the same replace what differs."""
     return Implementation(
         name=op.name,
         family="linear_attention",
@@ -446,7 +465,7 @@ def _implementation(op: Op) -> Implementation:
 
 def _step(op: Op) -> Implementation:
     return replace(
-        _implementation(op),
+        implementation(op),
         name=f"step_{op.name}",
         title=f"{op.title.removesuffix(' chunk')} fused recurrent step",
         build=partial(build_step, op),
@@ -459,7 +478,7 @@ def _step(op: Op) -> Implementation:
 
 def _mlstm(op: Op) -> Implementation:
     return replace(
-        _implementation(op),
+        implementation(op),
         name=op.name.replace("simple_gla", "mlstm_sig"),
         family="mlstm",
         title=f"mLSTMsig by {op.title}",
@@ -472,7 +491,7 @@ def _mlstm(op: Op) -> Implementation:
 
 
 IMPLEMENTATIONS = (
-    *(_implementation(op) for op in OPS),
+    *(implementation(op) for op in OPS),
     *(_step(op) for op in OPS if op.delta),
     *(_mlstm(op) for op in OPS if op.operation == "simple_gla"),
 )

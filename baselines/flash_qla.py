@@ -6,13 +6,13 @@ from zero where its decays have shut off what came before: its error and its tim
 
 from __future__ import annotations
 
-from functools import partial
+from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from tflabench.baselines import fla_ops
-from tflabench.baselines.packages import refuse, require_capability
-from tflabench.implementations.adapter import Case, Implementation, Owner
+from tflabench.baselines.packages import refuse, refuse_heads, require_capability
+from tflabench.implementations.adapter import Case, Owner
 
 if TYPE_CHECKING:
     import torch
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from tflabench.problem import Problem
 
 NEEDS = {"flash_qla": "pip install flash-qla==0.1.3 (needs nvcc)", "tilelang": "pip install tilelang"}
-HEAD_DIM = 128
 OP = next(op for op in fla_ops.OPS if op.name == "fla_gated_delta_net")
 
 
@@ -34,42 +33,27 @@ def build(problem: Problem, device: torch.device) -> Case:
     function: Any = import_module("flash_qla").chunk_gated_delta_rule
     inputs = fla_ops.drawn_inputs(OP, problem, device)
     arguments = dict(inputs)
-    return Case(
-        inputs=inputs,
-        forward=lambda: function(**arguments, use_qk_l2norm_in_kernel=True)[0],
-        oracle=partial(fla_ops.oracle, OP, problem.heads),
-        linear="v",
-        layout="bthd",
-        details={"kernel": "flash_qla.chunk_gated_delta_rule"},
-    )
+    kernel = "flash_qla.chunk_gated_delta_rule"
+    return fla_ops.case_of(OP, problem, inputs, lambda: function(**arguments, use_qk_l2norm_in_kernel=True)[0], kernel)
 
 
 def refuses(problem: Problem, device: str) -> str | None:
     """Return why its kernels cannot run this, or None."""
-    if reason := refuse(problem, device, NEEDS, "bfloat16 float16"):
-        return reason
-    if (problem.d_qk, problem.d_hv) != (HEAD_DIM, HEAD_DIM):
-        return f"takes heads of {HEAD_DIM}/{HEAD_DIM}, not {problem.d_qk}/{problem.d_hv}"
-    return None
+    return refuse(problem, device, NEEDS) or refuse_heads(problem, 128)
 
 
 IMPLEMENTATIONS = (
-    Implementation(
+    replace(
+        fla_ops.implementation(OP),
         name="flash_qla_gated_delta_net",
-        family="linear_attention",
         title="Gated DeltaNet (FlashQLA)",
         build=build,
         refuses=refuses,
-        cost=partial(fla_ops.cost, OP),
         owner=Owner("FlashQLA", "purple"),
         package="flash-qla",
         packages=("tilelang",),
-        compiles=True,
-        own_process=True,
+        imports=None,
         tunes=False,
         majors=(9, 12),
-        operation=OP.operation,
-        groups=True,
-        gates=OP.gates,
     ),
 )

@@ -13,9 +13,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tflabench.baselines import fla_ops
-from tflabench.baselines.packages import import_inner, refuse, require_capability
+from tflabench.baselines.packages import import_inner, refuse, refuse_heads, require_capability
 from tflabench.implementations import registry
-from tflabench.implementations.adapter import Case, FinalStates, Implementation, Owner, attention_inputs
+from tflabench.implementations.adapter import Case, FinalStates, Owner, attention_inputs
 from tflabench.implementations.bundled import refuse_sequence
 
 if TYPE_CHECKING:
@@ -57,14 +57,8 @@ def build(problem: Problem, device: torch.device) -> Case:
         packed["g"] = packed["g"].exp()
         return function(**packed, cu_seqlens=starts, max_seqlen=problem.seq_len).view(arguments["v"].shape)
 
-    return Case(
-        inputs=inputs,
-        forward=forward,
-        oracle=partial(fla_ops.oracle, OP, problem.heads, normalizes=False),
-        linear="v",
-        layout="bthd",
-        details={"kernel": "flashinfer.chunk_gated_delta_rule"},
-    )
+    kernel = "flashinfer.chunk_gated_delta_rule"
+    return fla_ops.case_of(OP, problem, inputs, forward, kernel, normalizes=False)
 
 
 def build_step(problem: Problem, device: torch.device) -> Case:
@@ -105,13 +99,8 @@ def build_step(problem: Problem, device: torch.device) -> Case:
 
 def refuses(problem: Problem, device: str) -> str | None:
     """Return why its kernels cannot run this, or None."""
-    if reason := refuse(problem, device, NEEDS):
-        return reason
-    if problem.pass_ == "fwbw":
-        return "has no backward pass"
-    if (problem.d_qk, problem.d_hv) != (HEAD_DIM, HEAD_DIM):
-        return f"takes heads of {HEAD_DIM}/{HEAD_DIM}, not {problem.d_qk}/{problem.d_hv}"
-    return None
+    no_backward = "has no backward pass" if problem.pass_ == "fwbw" else None
+    return refuse(problem, device, NEEDS) or no_backward or refuse_heads(problem, HEAD_DIM)
 
 
 def refuses_step(problem: Problem, device: str) -> str | None:
@@ -123,9 +112,9 @@ def refuses_step(problem: Problem, device: str) -> str | None:
     return None
 
 
-PREFILL = Implementation(
+PREFILL = replace(
+    fla_ops.implementation(OP),
     name="flashinfer_gated_delta_net",
-    family="linear_attention",
     title="Gated DeltaNet (FlashInfer, without l2 norm)",
     build=build,
     refuses=refuses,
@@ -134,11 +123,9 @@ PREFILL = Implementation(
     package="flashinfer-python",
     packages=("nvidia-cutlass-dsl",),
     imports=module,
-    own_process=True,
+    compiles=False,
+    tunes=False,
     majors=(9, 12),
-    operation=OP.operation,
-    groups=True,
-    gates=OP.gates,
 )
 STEP = replace(
     PREFILL,

@@ -72,6 +72,14 @@ def refuse(problem: Problem, device: str, needs: Mapping[str, str], dtypes: str 
     return None
 
 
+def refuse_heads(problem: Problem, *sizes: int) -> str | None:
+    """Why a kernel that takes heads of one of these sizes, d_qk = d_hv, cannot run, or None."""
+    if problem.d_qk == problem.d_hv and problem.d_qk in sizes:
+        return None
+    taken = " and ".join(f"{size}/{size}" for size in sizes)
+    return f"takes heads of {taken}, not {problem.d_qk}/{problem.d_hv}"
+
+
 def require_capability(device: torch.device, lowest: int, highest: int = 12) -> None:
     """Refuse a GPU whose compute capability is out of range; `lowest` and `highest` are the majors.
 
