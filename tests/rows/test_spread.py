@@ -1,8 +1,8 @@
 """Intervals hold on another occasion, equal kernels are seldom told apart, and further rounds help.
 
 `tests/data/two-occasions.csv` has the rounds of points that were measured on two GPUs of one kind, and of points on a
-CPU. Figs. 12 of the paper on an H100 and an H200, and its Fig. 4 on an H200: OCCASION is fitted on none of them. And
-points of two sweeps on one H100, which differ by less.
+CPU. Figs. 12 of the paper on an H100 and an H200, its Fig. 4 on an H200, and 20 points of it on two H100s: OCCASION is
+fitted on none of them. And points of two sweeps on one H100, which differ by less.
 """
 
 from __future__ import annotations
