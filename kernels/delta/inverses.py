@@ -108,10 +108,16 @@ def tile_inverses(q, k, gates, inverses, scores, sizes, config: tl.constexpr):
     OF_INVERSE: tl.constexpr = config.of_inverse
     tiles = tl.cdiv(sizes.T, ROWS)
     tile, bh = tl.program_id(0) % tiles, tl.program_id(0) // tiles
-    if k.steps is not None:  # noqa: SIM102  a constant decides alone
-        if tl.load(k.steps + tile * ROWS) < 0:  # places without a step
-            return
     r = tl.arange(0, ROWS)
+    matrix = bh * tiles + tile
+    if k.steps is not None:  # noqa: SIM102  a constant decides alone
+        if tl.load(k.steps + tile * ROWS) < 0:  # places without a step, over which a walk may pass
+            nothing = tl.zeros([ROWS, ROWS], tl.float32)
+            for part in tl.static_range(PARTS):
+                store_matrix(inverses, nothing, matrix * PARTS + part, r, r, ROWS, ROWS)
+            if config.reverse:
+                store_matrix(scores, nothing, matrix, r, r, ROWS, ROWS)
+            return
     c = tl.arange(0, CHANNELS)
     b, h = bh // sizes.heads, bh % sizes.heads // sizes.sharing
     k_tile = load_rows(k, b, h, tile * ROWS + r, c, sizes.T, sizes.d_qk)
@@ -125,7 +131,6 @@ def tile_inverses(q, k, gates, inverses, scores, sizes, config: tl.constexpr):
     a = tl.dot(k_tile, k_tile.T, input_precision=config.precision) * decay
     a = tl.where(r[:, None] > r[None, :], a * (beta[:, None] if config.reverse else beta[None, :]), 0.0)
     x = inverse_of(a, OF_INVERSE)
-    matrix = bh * tiles + tile
     for part in tl.static_range(PARTS):
         rounded = x.to(k_tile.dtype)
         store_matrix(inverses, rounded, matrix * PARTS + part, r, r, ROWS, ROWS)

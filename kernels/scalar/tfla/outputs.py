@@ -15,6 +15,7 @@ with W the gates' weights, scale and, on the query's side, 1 / denominator; S is
 Consecutive heads may share one head of Q and K. They read the same tiles; a program adds up dQ or dK of several,
 as many as leave enough programs, and the rest is added up afterwards.
 
+dK of a delta rule has a second sum over c, of other Y and Z, where a row does not attend to itself.
 H may have a skip connection, skip v_t, as weights on the diagonal of W (Q K^T): so has dV; d skip sums dh_t . v_t.
 Rows are parallel over tiles, columns of `out` over blocks; the loops run over c and over the dimension of x and y.
 """

@@ -75,12 +75,23 @@ def test_a_step_that_writes_nothing_has_the_gradient_of_its_strength() -> None:
     assert distance(found[0], found[1].double()) < 1e-3
 
 
-@pytest.mark.usefixtures("large")
-@pytest.mark.parametrize("gates", ["none", "resets"])
-def test_documents_are_one_call(gates: str) -> None:
-    """Outputs, last states and gradients are those of the reference, document by document, one of them empty."""
-    bounds = (0, 7, 40, 40, 70)
-    inputs, _ = draw(Case(70, 16, 32, gates, heads=1, sharing=2))
+@pytest.fixture
+def filled() -> Iterator[None]:
+    """Memory that nobody has written is NaN."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.usefixtures("large", "filled")
+@pytest.mark.parametrize(("gates", "dtype"), [("none", torch.float32), ("resets", torch.float32), ("usual", HALF)])
+def test_documents_are_one_call(gates: str, dtype: torch.dtype) -> None:
+    """Outputs, last states and gradients are those of the reference, document by document, one of them empty.
+
+    Chunks of 16 bits have two tiles, and the second one of a short document has no step.
+    """
+    bounds = (0, 7, 40, 40, 70) if dtype == torch.float32 else (0, 7, 40, 40, 170)
+    inputs, _ = draw(Case(bounds[-1], 16, 32, gates, heads=1, sharing=2, dtype=dtype))
     inputs["S"] = torch.randn(4, 2, 16, 32, device=DEVICE)
     run: Any = ops.delta_net if gates == "none" else ops.gated_delta_net
 
@@ -88,7 +99,7 @@ def test_documents_are_one_call(gates: str) -> None:
         given = {name: x for name, x in leaves.items() if name != "S"}
         o, last = run(
             **given, initial_state=State(leaves["S"]), return_last_state=True, implementation=implementation,
-            cu_seqlens=torch.tensor(bounds), chunk_size=32,
+            cu_seqlens=torch.tensor(bounds), chunk_size=32 if dtype == torch.float32 else 128,
         )  # fmt: skip
         weight = torch.arange(o.numel(), device=DEVICE).view(o.shape).sin()
         loss = (o * weight).sum() + (last.C * last.C.detach().cos()).sum()
@@ -97,7 +108,7 @@ def test_documents_are_one_call(gates: str) -> None:
     found = of("tfla", {name: x.clone().requires_grad_() for name, x in inputs.items()})
     wanted = of("reference", {name: x.double().requires_grad_() for name, x in inputs.items()})
     for x, y in zip(found, wanted, strict=True):
-        assert distance(x, y) < 1e-5
+        assert distance(x, y) < (1e-5 if dtype == torch.float32 else 2e-3)
 
 
 def test_the_operator_is_one_to_compilers() -> None:
