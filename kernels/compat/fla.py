@@ -316,7 +316,8 @@ def fused_recurrent_delta_rule(
     use_qk_l2norm_in_kernel: bool = False,
     cu_seqlens: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Compute `chunk_delta_rule`; a beta of None is 1."""
+    """Compute `chunk_delta_rule`; a beta of None is 1, and q and k are cast to the dtype of v."""
+    q, k = q.to(v.dtype), k.to(v.dtype)
     beta = v.new_ones(v.shape[:-1]) if beta is None else beta
     states = initial_state, output_final_state
     return chunk_delta_rule(q, k, v, beta, scale, *states, use_qk_l2norm_in_kernel, cu_seqlens)
@@ -397,12 +398,15 @@ def fused_recurrent_gated_delta_rule(  # noqa: PLR0913  fla's arguments
     state_v_first: bool = False,
     cu_seqlens: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Compute `chunk_gated_delta_rule`; a g of None is no decay, a beta of None is 1. gk and gv must be None."""
+    """Compute `chunk_gated_delta_rule`; a g of None is no decay, a beta of None is 1. gk and gv must be None.
+
+    q and k are cast to the dtype of v.
+    """
     if gk is not None or gv is not None:
         name = "gk" if gv is None else "gv"
         raise ValueError(f"{name} is a tensor: it must be None, these kernels have one decay a head and step")
     return chunk_gated_delta_rule(
-        *(q, k, v),
+        *(q.to(v.dtype), k.to(v.dtype), v),
         v.new_zeros(v.shape[:-1]) if g is None else g,
         v.new_ones(v.shape[:-1]) if beta is None else beta,
         scale=scale,

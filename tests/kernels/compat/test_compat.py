@@ -107,6 +107,13 @@ def gated_delta_rule(q, k, v, g, beta, start=None, scale=None) -> tuple[Tensor, 
     return torch.stack(o, 1), S
 
 
+def test_a_recurrent_delta_rule_takes_q_and_k_that_are_wider_than_v():
+    q, k = (torch.randn(1, 5, 2, 16) for _ in range(2))
+    v = torch.randn(1, 5, 2, 16).half()
+    for function in (fla.fused_recurrent_delta_rule, fla.fused_recurrent_gated_delta_rule):
+        assert torch.equal(function(q, k, v)[0], function(q.half(), k.half(), v)[0])
+
+
 @pytest.mark.parametrize("name", ["chunk", "fused_recurrent"])
 def test_delta_rules_with_all_that_fla_makes_of_their_inputs(name):
     q, k, v, g = inputs()
