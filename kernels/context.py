@@ -33,6 +33,8 @@ from .state import State, zero_state
 from .types import Gating
 
 MESSAGE = 1024  # bytes in which a rank says what it is called with
+Made = tuple[Tensor, State | None, tuple[Tensor, ...]]  # what `Kernels.forward` returns
+Gradients = tuple[Tensor | None, ...]  # what `Kernels.backward` does
 
 # --- What ranks agree on ----------------------------------------------------------------------------------------------
 
@@ -158,137 +160,118 @@ def spans(bounds: Sequence[int], lengths: Sequence[int]) -> list[Span]:
 
 
 class Chain:
-    """Brings states from the ranks before, and their gradients from the ranks behind."""
+    """Brings states from the ranks before, and their gradients from the ranks behind.
 
-    def __init__(self, group: Any, of_ranks: list[Span], gate: Gating, like: State) -> None:
-        """Take the parts of all ranks, and a state for shapes, dtype and device of all."""
-        self.group, self.gate, self.like = group, gate, like
-        self.rank = dist.get_rank(group)
-        self.parts = of_ranks
-        self.crossed = any(part.leaves for part in of_ranks)
-        self.passed = any(part.passes for part in of_ranks)
-        self.decays: list[Tensor | None] = [None] * len(of_ranks)
-        self.m: Tensor | None = None
+    Attributes:
+        here: the steps of this rank.
+        crossed: whether a document crosses a border.
+    """
 
-    def _gathered(self, *given: Tensor | None, like: Sequence[Tensor | None]) -> list[tuple[Tensor | None, ...]]:
-        """Return tensors of the shapes of `like` from every rank; those that a rank does not have are zero."""
-        named = [x for x in like if x is not None]
-        mine = [
-            (y.new_zeros(y.shape) if x is None else x.to(y.dtype)).reshape(-1)
-            for x, y in zip(given, like, strict=True)
-            if y is not None
-        ]
-        flat = torch.cat(mine)
-        gathered = flat.new_empty((len(self.parts), flat.numel()))
-        dist.all_gather([*gathered.unbind()], flat, group=self.group)
-        made: list[tuple[Tensor | None, ...]] = []
-        for row in gathered:
-            tensors = iter(row.split([x.numel() for x in named]))
-            made.append(tuple(None if x is None else next(tensors).view(x.shape) for x in like))
-        return made
+    def __init__(self, group: Any, of_ranks: list[Span], zero: State, decay: Callable[[], Tensor]) -> None:
+        """Take the steps of all ranks, a zero state of a document, and what `decay_of` this rank's steps returns."""
+        self.group, self.rank, self.of_ranks = group, dist.get_rank(group), of_ranks
+        self.here = of_ranks[self.rank]
+        self.crossed = any(span.leaves for span in of_ranks)
+        self._zero, self._decay = _with_finite_m(zero), decay
+        self._decays: list[Tensor] = []
+        self._m = self._zero.m
 
-    def start(self, end: State | None, decay: Callable[[], Tensor] | None = None) -> State | None:
-        """Return the state that this rank's part starts from, None where no document enters.
+    def start(self, end: State | None) -> State | None:
+        """Return the state that this rank's steps start from, None where no document enters.
 
         Args:
-            end: the state after this part, of a start from zero if a document enters; None where none leaves.
-            decay: returns what a state is multiplied by on its way through this part (`decay_of`).
+            end: the state after them, of a start from zero if a document enters; None where none leaves.
         """
         if not self.crossed:
             return None
-        factor = decay() if decay and self.parts[self.rank].passes else None
-        like = self._decay_like() if self.passed else None
-        rows = self._gathered(*(end or (None, None, None)), factor, like=(*self.like, like))
-        self.decays = [None if row[3] is None else row[3].clone() for row in rows]
-        if not self.parts[self.rank].enters:
+        tensors = _present(_with_finite_m(end or self._zero))
+        passed = any(span.passes for span in self.of_ranks)
+        rows = self._gathered([*tensors, self._decay()] if passed else tensors)
+        self._decays = [row[-1].clone() for row in rows] if passed else []
+        if not self.here.enters:
             return None
         first = self.rank - 1
-        while self.parts[first].passes:
+        while self.of_ranks[first].passes:
             first -= 1
-        state = self._state(rows[first])
+        state = State(*rows[first][: len(tensors)])
         for rank in range(first + 1, self.rank):
-            state = self._joined(state, self.decays[rank], self._state(rows[rank]))
-        C, n, self.m = (None if x is None else x.clone() for x in state)
-        assert C is not None
-        return State(C, n, self.m)
+            added, m, decay = State(*rows[rank][: len(tensors)]), None, self._decays[rank]
+            if state.m is not None and added.m is not None:
+                m = torch.maximum(decay[..., 0, 0] + state.m, added.m).clamp(min=M_FLOOR)
+                added = _carried(added, torch.zeros_like(decay), added.m - m)
+                state = _carried(state, decay, state.m - m)
+            else:
+                state = _carried(state, decay)
+            state = _sum(state, added)._replace(m=m)
+        C, n, self._m = (None if x is None else x.clone() for x in state)
+        return State(cast("Tensor", C), n, self._m)
 
     def gradient(self, of_start: State | None) -> State | None:
-        """Return the gradient of the state that this rank's part ends with, None where no document leaves.
+        """Return the gradient of the state that this rank's steps end with, None where no document leaves.
 
         Args:
-            of_start: the gradient of the state that the part starts from, as if nothing came of the one it ends with
-                on later ranks; None where no document enters.
+            of_start: the gradient of the state that they start from, as if nothing came of the one they end with on
+                later ranks; None where no document enters.
         """
         if not self.crossed:
             return None
-        dC, dn, _ = of_start or (None, None, None)
-        rows = self._gathered(dC, dn, self.m, like=self.like)
-        if not self.parts[self.rank].leaves:
+        C, n, _ = of_start or self._zero
+        rows = self._gathered(_present(State(C, n, self._m)))
+        if not self.here.leaves:
             return None
         last = self.rank + 1
-        while self.parts[last].passes:
+        while self.of_ranks[last].passes:
             last += 1
-        d = self._state(rows[last])
+        d = State(*rows[last])
         for rank in range(last - 1, self.rank, -1):
-            more, decay = self._state(rows[rank]), self.decays[rank]
-            assert decay is not None
-            if _is_matrix(self.gate):
-                d = State(decay.mT @ d.C + more.C)
-                continue
-            keep = decay if more.m is None or d.m is None else decay + (more.m - d.m)[..., None, None]
-            keep = torch.exp(keep)
-            n = None if more.n is None or d.n is None else keep[..., 0] * d.n + more.n
-            d = State(keep * d.C + more.C, n, more.m)
-        return State(d.C, d.n)
+            more, decay = State(*rows[rank]), self._decays[rank]
+            m = None if more.m is None or d.m is None else more.m - d.m
+            d = _sum(_carried(d, decay.mT if decay.shape[-1] > 1 else decay, m), more)._replace(m=more.m)
+        return d._replace(m=None)
 
-    def _joined(self, before: State, decay: Tensor | None, added: State) -> State:
-        """Return the state after a part that starts from `before`, of what it adds from zero."""
-        assert decay is not None
-        if _is_matrix(self.gate):
-            return State(decay @ before.C + added.C)
-        m, new = None, None
-        if before.m is not None and added.m is not None:
-            from_before = decay[..., 0, 0] + before.m
-            m = torch.maximum(from_before, added.m).clamp(min=M_FLOOR)
-            decay, new = (from_before - m)[..., None, None], torch.exp(added.m - m)[..., None, None]
-        keep = torch.exp(decay)
-        C = keep * before.C + (added.C if new is None else new * added.C)
-        if added.n is None or before.n is None:
-            return State(C, None, m)
-        return State(C, keep[..., 0] * before.n + (added.n if new is None else new[..., 0] * added.n), m)
-
-    def _state(self, row: tuple[Tensor | None, ...]) -> State:
-        C, n, m = row[:3]
-        assert C is not None
-        return State(C, n, None if m is None else m.clamp(min=M_FLOOR))
-
-    def _decay_like(self) -> Tensor:
-        B, H, d_qk, _ = self.like.C.shape
-        matrix = _is_matrix(self.gate)
-        rows, columns = matrix or self.gate.forget_of == "channel", matrix
-        return self.like.C.new_empty((B, H, d_qk if rows else 1, d_qk if columns else 1))
+    def _gathered(self, tensors: list[Tensor]) -> list[list[Tensor]]:
+        """Return such tensors of every rank."""
+        flat = torch.cat([x.reshape(-1) for x in tensors])
+        gathered = flat.new_empty((len(self.of_ranks), flat.numel()))
+        dist.all_gather([*gathered.unbind()], flat, group=self.group)
+        of_ranks = (row.split([x.numel() for x in tensors]) for row in gathered)
+        return [[y.view(x.shape) for x, y in zip(tensors, row, strict=True)] for row in of_ranks]
 
 
-def _is_matrix(gate: Gating) -> bool:
-    """Return whether a part multiplies states by a matrix, not by exp of a log decay that its family sums up."""
-    return not hasattr(reference_of(gate), "log_decay")
+def _present(state: State) -> list[Tensor]:
+    return [x for x in state if x is not None]
 
 
-def decay_of(kernels: Kernels, call: Arguments, options: KernelOptions) -> Tensor:
-    """Return what a state is multiplied by on its way through a part.
+def _with_finite_m(state: State) -> State:
+    return state if state.m is None else state._replace(m=state.m.clamp(min=M_FLOOR))
 
-    It is the log decay (B, H, 1 or d_qk, 1); for a delta rule the matrix (B, H, d_qk, d_qk), which is what becomes of
-    the identity where no values are written.
+
+def _carried(state: State, decay: Tensor, m: Tensor | None = None) -> State:
+    """Return C and n after steps with a `decay_of`, times exp(m)."""
+    if decay.shape[-1] > 1:
+        return State(decay @ state.C)
+    keep = torch.exp(decay if m is None else decay + m[..., None, None])
+    return State(keep * state.C, None if state.n is None else keep[..., 0] * state.n)
+
+
+def _sum(x: State, y: State) -> State:
+    return State(x.C + y.C, y.n if x.n is None else x.n if y.n is None else x.n + y.n)
+
+
+def decay_of(kernels: Kernels, options: KernelOptions, call: Arguments) -> Tensor:
+    """Return what steps multiply a state by.
+
+    It is the log decay (B, H, 1 or d_qk, 1) that the family sums up; where it does not, as for delta rules, the matrix
+    (B, H, d_qk, d_qk), which is what becomes of the identity where no values are written.
     """
     q, _, v, f, i = call[:5]
-    if not _is_matrix(options.gate):
-        return reference_of(options.gate).log_decay(options.gate, f, i, v)
-    d = q.shape[-1]
-    wide = torch.promote_types(q.dtype, torch.float32)
-    identity = torch.eye(d, dtype=wide, device=q.device).expand(*v.shape[:2], d, d).contiguous()
+    log_decay = getattr(reference_of(options.gate), "log_decay", None)
+    if log_decay is not None:
+        return log_decay(options.gate, f, i, v)
+    d, wide = q.shape[-1], torch.promote_types(q.dtype, torch.float32)
+    identity = torch.eye(d, dtype=wide, device=q.device).repeat(*v.shape[:2], 1, 1)
     of_no_values = call._replace(v=v.new_zeros((*v.shape[:3], d)), initial=State(identity))
-    asked = options._replace(return_last_state=True, backward=False, exchange=None)
-    last = kernels.forward(of_no_values, asked)[1]
+    last = kernels.forward(of_no_values, options._replace(backward=False))[1]
     assert last is not None
     return last.C
 
@@ -300,97 +283,41 @@ class Piece(NamedTuple):
     """A document's steps on this rank, and what runs on them.
 
     Attributes:
+        call: its state is None where it enters.
         enters, leaves: it began on a rank before; it goes on on the next.
     """
 
     kernels: Kernels
     options: KernelOptions
+    call: Arguments
     enters: bool
     leaves: bool
 
+    def forward(self, exchange: Callable[[State | None], State | None]) -> Made:
+        """Run it, with the state that it starts from by `exchange` of the one that it would end with."""
+        if self.kernels.exchanges(self.options.gate):
+            return self.kernels.forward(self.call, self.options._replace(exchange=exchange))
+        made = self.kernels.forward(self.call, self.options) if self.leaves else None
+        start = exchange(made[1] if made else None)
+        if made and start is self.call.initial:
+            return made
+        return self.kernels.forward(self.call._replace(initial=start), self.options)
 
-Made = tuple[Tensor, State | None, tuple[Tensor, ...]]  # what `Kernels.forward` returns
-Gradients = tuple[Tensor | None, ...]
-
-
-def _forward(piece: Piece, call: Arguments, exchange: Callable[[State | None], State | None]) -> Made:
-    """Run a piece, with the state that it starts from by `exchange` of the one that it would end with."""
-    kernels, options = piece.kernels, piece.options
-    if kernels.exchanges(options.gate):
-        return kernels.forward(call, options._replace(exchange=exchange))
-    if not piece.leaves:
-        return kernels.forward(call._replace(initial=exchange(None)), options)
-    made = kernels.forward(call, options)
-    start = exchange(made[1])
-    return made if start is call.initial else kernels.forward(call._replace(initial=start), options)
-
-
-def _backward(
-    piece: Piece, dh: Tensor, d_last: State | None, call: Arguments, saved: tuple[Tensor, ...],
-    exchange: Callable[[State | None], State | None],
-) -> Gradients:  # fmt: skip
-    """Return gradients of a piece, with that of its last state by `exchange` of that of its first one."""
-    kernels, options = piece.kernels, piece.options
-    if kernels.exchanges(options.gate):
-        return kernels.backward(dh, d_last, call, saved, options._replace(exchange=exchange))
-    if not piece.enters:
-        return kernels.backward(dh, exchange(None), call, saved, options)
-    gradients = kernels.backward(dh, d_last, call, saved, options)
-    dC, dn = gradients[5:7]
-    assert dC is not None
-    of_last = exchange(State(dC, dn))
-    return gradients if of_last is d_last else kernels.backward(dh, of_last, call, saved, options)
-
-
-def _sum(one: State | None, other: State | None) -> State | None:
-    """Return the sum of two gradients of a state, of which None is zero."""
-    if one is None or other is None:
-        return other if one is None else one
-    n = one.n if other.n is None else other.n if one.n is None else one.n + other.n
-    return State(one.C + other.C, n)
-
-
-def _forward_pieces(pieces: list[Piece], calls: list[Arguments], chain: Chain) -> tuple[list[Made], list[Arguments]]:
-    """Return what pieces make, and their calls with the states that they start from."""
-    if not pieces:
-        chain.start(None)
-        return [], []
-    last, call = pieces[-1], calls[-1]
-    entering: State | None = None
-
-    def exchange(end: State | None) -> State | None:
-        nonlocal entering
-        entering = chain.start(end if last.leaves else None, lambda: decay_of(last.kernels, call, last.options))
-        return entering if last.enters else call.initial
-
-    made = [_forward(last, call, exchange)]
-    calls = [x._replace(initial=entering) if piece.enters else x for piece, x in zip(pieces, calls, strict=True)]
-    if len(pieces) > 1:
-        made.insert(0, pieces[0].kernels.forward(calls[0], pieces[0].options))
-    return made, calls
-
-
-def _backward_pieces(
-    pieces: list[Piece], calls: list[Arguments], chain: Chain, dh: list[Tensor], d_last: list[State | None],
-    saved: list[tuple[Tensor, ...]],
-) -> list[Gradients]:  # fmt: skip
-    """Return gradients of pieces."""
-    if not pieces:
-        chain.gradient(None)
-        return []
-    first = pieces[0]
-    leaving: State | None = None
-
-    def exchange(of_start: State | None) -> State | None:
-        nonlocal leaving
-        leaving = chain.gradient(of_start if first.enters else None)
-        return _sum(d_last[0], leaving) if first.leaves else d_last[0]
-
-    made = [_backward(first, dh[0], d_last[0], calls[0], saved[0], exchange)]
-    if len(pieces) > 1:
-        of_last = _sum(d_last[1], leaving)
-        made.append(pieces[1].kernels.backward(dh[1], of_last, calls[1], saved[1], pieces[1].options))
-    return made
+    def backward(
+        self, dh: Tensor, d_last: State | None, saved: tuple[Tensor, ...],
+        exchange: Callable[[State | None], State | None],
+    ) -> Gradients:  # fmt: skip
+        """Return its gradients, with that of its last state by `exchange` of that of its first one."""
+        if self.kernels.exchanges(self.options.gate):
+            return self.kernels.backward(dh, d_last, self.call, saved, self.options._replace(exchange=exchange))
+        gradients, of_start = None, None
+        if self.enters:
+            gradients = self.kernels.backward(dh, d_last, self.call, saved, self.options)
+            of_start = State(cast("Tensor", gradients[5]), gradients[6])
+        of_last = exchange(of_start)
+        if gradients and of_last is d_last:
+            return gradients
+        return self.kernels.backward(dh, of_last, self.call, saved, self.options)
 
 
 class _Crossing(torch.autograd.Function):
@@ -405,16 +332,25 @@ class _Crossing(torch.autograd.Function):
         Args:
             anchor: requires a gradient if there will be a backward.
             inside: h of documents that cross no border.
-            given: q, k, v, f, i, C, n, m of each piece.
+            given: the tensors of the pieces' calls, which autograd sees so.
         """
-        del anchor
-        calls = [_call(given[8 * n : 8 * n + 8]) for n in range(len(pieces))]
-        made, calls = _forward_pieces(pieces, calls, chain)
-        tensors = [x for call in calls for x in (*call[:5], *(call.initial or (None, None, None)))]
-        saved = [x for _, _, saved in made for x in saved]
-        ctx.save_for_backward(*tensors, *saved)
+        del anchor, given
+        start: State | None = None
+
+        def exchange(end: State | None) -> State | None:
+            nonlocal start
+            start = chain.start(end if chain.here.leaves else None)
+            return start if pieces[-1].enters else pieces[-1].call.initial
+
+        if not pieces:
+            exchange = chain.start
+            exchange(None)
+        made = [piece.forward(exchange) for piece in pieces[-1:]]
+        pieces = [x._replace(call=x.call._replace(initial=start)) if x.enters else x for x in pieces]
+        made = [piece.kernels.forward(piece.call, piece.options) for piece in pieces[:-1]] + made
+        ctx.save_for_backward(*(x for piece in pieces for x in _flat(piece.call)), *(x for y in made for x in y[2]))
+        ctx.chain, ctx.pieces = chain, [piece._replace(call=None) for piece in pieces]
         ctx.counts = [len(saved) for _, _, saved in made]
-        ctx.chain, ctx.pieces = chain, pieces
         ctx.set_materialize_grads(False)
         outputs = [x for h, last, _ in made for x in (h, *(last or (None, None, None)))]
         ctx.mark_non_differentiable(*(x for x in outputs[3::4] if x is not None))
@@ -422,34 +358,46 @@ class _Crossing(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        """Return gradients of `inside` and of q, k, v, f, i, C and n of each piece."""
-        count = len(ctx.pieces)
-        kept = list(ctx.saved_tensors)
-        calls = [_call(kept[8 * n : 8 * n + 8]) for n in range(count)]
-        rest = iter(kept[8 * count :])
-        saved = [tuple(next(rest) for _ in range(number)) for number in ctx.counts]
-        dh: list[Tensor] = []
-        d_last: list[State | None] = []
-        for n, call in enumerate(calls):
-            of_h, dC, dn, _ = grads[4 * n : 4 * n + 4]
-            dh.append(torch.zeros_like(call.v) if of_h is None else of_h)
-            if dC is None and dn is not None:
-                dC = dn.new_zeros((*dn.shape, call.v.shape[-1]))
-            d_last.append(None if dC is None else State(dC, dn))
-        made = _backward_pieces(ctx.pieces, calls, ctx.chain, dh, d_last, saved)
+        """Return gradients of `inside` and of the tensors of the pieces' calls."""
+        chain: Chain = ctx.chain
+        kept = iter(ctx.saved_tensors)
+        calls = [_call([next(kept) for _ in range(8)]) for _ in ctx.pieces]
+        pieces: list[Piece] = [piece._replace(call=call) for piece, call in zip(ctx.pieces, calls, strict=True)]
+        saved = [tuple(next(kept) for _ in range(count)) for count in ctx.counts]
+        dh = [torch.zeros_like(call.v) if x is None else x for call, x in zip(calls, grads[::4], strict=False)]
+        d_last = [_gradient_of_state(grads[4 * n + 1], grads[4 * n + 2], call.v) for n, call in enumerate(calls)]
+
+        def exchange(of_start: State | None) -> State | None:
+            of_end = chain.gradient(of_start if chain.here.enters else None)
+            if of_end is not None:
+                d_last[-1] = of_end if d_last[-1] is None else _sum(of_end, d_last[-1])
+            return d_last[0]
+
+        if not pieces:
+            exchange(None)
         of_given: list[Tensor | None] = []
-        for piece, gradients in zip(ctx.pieces, made, strict=True):
-            of_states = (None, None) if piece.enters else gradients[5:7]
-            of_given += [*gradients[:5], *of_states, None]
+        for n, piece in enumerate(pieces):
+            if n == 0:
+                gradients = piece.backward(dh[n], d_last[n], saved[n], exchange)
+            else:
+                gradients = piece.kernels.backward(dh[n], d_last[n], piece.call, saved[n], piece.options)
+            of_given += [*gradients[:5], *((None, None) if piece.enters else gradients[5:7]), None]
         return None, None, None, grads[-1], *of_given
 
 
+def _flat(call: Arguments) -> list[Tensor | None]:
+    return [*call[:5], *(call.initial or (None, None, None))]
+
+
 def _call(tensors: Sequence[Tensor | None]) -> Arguments:
-    q, k, v, f, i, C, n, m = tensors
-    assert q is not None
-    assert k is not None
-    assert v is not None
+    q, k, v, f, i, C, n, m = cast("Any", tensors)
     return Arguments(q, k, v, f, i, None if C is None else State(C, n, m))
+
+
+def _gradient_of_state(dC: Tensor | None, dn: Tensor | None, v: Tensor) -> State | None:
+    if dC is None and dn is not None:
+        dC = dn.new_zeros((*dn.shape, v.shape[-1]))
+    return None if dC is None else State(dC, dn)
 
 
 # --- A call -----------------------------------------------------------------------------------------------------------
@@ -460,7 +408,9 @@ def run(
     kernels: Callable[[Arguments, bool], tuple[Kernels, KernelOptions]],
     inside: Callable[[Arguments, list[int] | None], tuple[Tensor, State | None]],
 ) -> tuple[Tensor, State]:  # fmt: skip
-    """Return h of this rank's part and the states after its last steps.
+    """Return h of this rank's steps, and the State after the last one that it has of each of all documents.
+
+    That is zero of a document that it has no step of.
 
     Args:
         call: q, k and v have the steps of this rank; the initial state is that of the whole sequence, or one for each
@@ -469,79 +419,67 @@ def run(
         options: what must be the same on all ranks.
         kernels: returns what runs on a piece of a document, of whether there will be a backward.
         inside: returns h and states of documents that cross no border, of where these begin and end.
-
-    Returns:
-        h, and the State after the last step that this rank has of a sequence, or of each of all documents: zero of one
-        that it has no step of.
     """
     initial = call.initial
-    wanted = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (*call[:5], *(initial or ())))
+    backward = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (*call[:5], *(initial or ())))
     with checks(group):
-        kernels(call, wanted)
+        of_all = kernels(call, backward)
     offsets = None if cu_seqlens is None else zlib.crc32(repr(numbers(cu_seqlens)).encode())
-    options = {**options, "with gradients": wanted, "initial_state given": initial is not None}
-    lengths = agreed_lengths(call, gate, group, {**options, "checksum of cu_seqlens": offsets})
+    more = {"with gradients": backward, "initial_state given": initial is not None, "checksum of cu_seqlens": offsets}
+    lengths = agreed_lengths(call, gate, group, {**options, **more})
     bounds = None if cu_seqlens is None else bounds_of(cu_seqlens, sum(lengths))
-    of_ranks = spans(bounds or [0, sum(lengths)], lengths)
-    part = of_ranks[dist.get_rank(group)]
     zero = functools.partial(
         zero_state, gate, heads=call.v.shape[1], d_qk=call.q.shape[-1], d_hv=call.v.shape[-1],
         device=call.v.device, dtype=torch.promote_types(call.q.dtype, torch.float32),
     )  # fmt: skip
-    chain = Chain(group, of_ranks, gate, zero(call.v.shape[0]))
+    of_ranks = spans(bounds or [0, sum(lengths)], lengths)
+    chain = Chain(group, of_ranks, zero(call.v.shape[0]), lambda: decay_of(*of_all, _for_kernels(call, of_all[0])))
 
-    outputs: list[Tensor] = []
-    states: list[State] = []
+    here, count = chain.here, len(chain.here.bounds) - 1
+    begin, end = int(here.enters), count - here.leaves
+    outputs: dict[int, tuple[Tensor, State]] = {}
     h_inside = None
-    count = len(part.bounds) - 1
-    begin, end = int(part.enters), count - part.leaves
     if begin < end:
-        places = None if bounds is None else [at - part.bounds[begin] for at in part.bounds[begin : end + 1]]
-        h_inside, last_inside = inside(_documents(call, part, begin, end, bounds is not None), places)
-        assert last_inside is not None
-        outputs.append(h_inside)
-        states.append(last_inside)
+        places = None if bounds is None else [at - here.bounds[begin] for at in here.bounds[begin : end + 1]]
+        h_inside, last = inside(_documents(call, here, begin, end, bounds is not None), places)
+        outputs[begin] = h_inside, cast("State", last)
     if chain.crossed:
-        numbers_of_pieces = dict.fromkeys([0] * part.enters + [count - 1] * part.leaves)
-        calls = [_documents(call, part, n, n + 1, bounds is not None) for n in numbers_of_pieces]
-        pieces, given = _pieces(calls, part, lambda call: kernels(call, wanted))
-        anchor = call.v.new_empty(0).requires_grad_(wanted)
-        *made, h_inside = _Crossing.apply(chain, pieces, anchor, h_inside, *given)
-        outputs = [] if h_inside is None else [h_inside]
-        for n, piece in enumerate(pieces):
-            h, *last = made[4 * n : 4 * n + 4]
-            at = 0 if piece.enters else len(outputs)
-            outputs.insert(at, h)
-            states.insert(at, State(*last))
-    h = outputs[0] if len(outputs) == 1 else torch.cat(outputs, 2)
+        first_ones = list(dict.fromkeys([0] * here.enters + [count - 1] * here.leaves))
+        pieces: list[Piece] = []
+        for n in first_ones:
+            of_piece = _documents(call, here, n, n + 1, bounds is not None)
+            enters = here.enters and n == 0
+            run_by, with_options = kernels(of_piece, backward)
+            of_piece = _for_kernels(of_piece._replace(initial=None) if enters else of_piece, run_by)
+            pieces.append(Piece(run_by, with_options, of_piece, enters, here.leaves and n == count - 1))
+        anchor = call.v.new_empty(0).requires_grad_(backward)
+        *made, h_inside = _Crossing.apply(
+            chain, pieces, anchor, h_inside, *(x for piece in pieces for x in _flat(piece.call))
+        )
+        if h_inside is not None:
+            outputs[begin] = h_inside, outputs[begin][1]
+        for place, n in enumerate(first_ones):
+            outputs[n] = made[4 * place], State(*made[4 * place + 1 : 4 * place + 4])
+    hs, states = zip(*(outputs[n] for n in sorted(outputs)), strict=True)
+    h = hs[0] if len(hs) == 1 else torch.cat(hs, 2)
     if bounds is None:
         return h, states[0]
-    return h, joined([zero(part.first), *states, zero(len(bounds) - 1 - part.first - count)])
+    return h, joined([zero(here.first), *states, zero(len(bounds) - 1 - here.first - count)])
 
 
-def _documents(call: Arguments, part: Span, first: int, last: int, packed: bool) -> Arguments:
+def _documents(call: Arguments, here: Span, first: int, last: int, packed: bool) -> Arguments:
     """Return the call of some of a rank's documents, with their states."""
-    begin, end = part.bounds[first], part.bounds[last]
-    q, k, v, f, i = (x if x is None or x.dim() == 1 else x[:, :, begin:end] for x in call[:5])
-    states = call.initial
-    if packed and states is not None:
-        C, n, m = (None if x is None else x[part.first + first : part.first + last] for x in states)
-        states = State(cast("Tensor", C), n, m)
-    return Arguments(cast("Tensor", q), cast("Tensor", k), cast("Tensor", v), f, i, states)
+    begin, end = here.bounds[first], here.bounds[last]
+    tensors = [x if x is None or x.dim() == 1 else x[:, :, begin:end] for x in call[:5]]
+    states = [*(call.initial or (None, None, None))]
+    if packed:
+        states = [None if x is None else x[here.first + first : here.first + last] for x in states]
+    return _call([*tensors, *states])
 
 
-def _pieces(
-    calls: list[Arguments], part: Span, kernels: Callable[[Arguments], tuple[Kernels, KernelOptions]]
-) -> tuple[list[Piece], list[Tensor | None]]:
-    """Return what runs on the documents that cross a border, and their tensors as `_Crossing` takes them."""
-    pieces: list[Piece] = []
-    given: list[Tensor | None] = []
-    for place, call in enumerate(calls):
-        enters, leaves = part.enters and place == 0, part.leaves and place == len(calls) - 1
-        run_by, options = kernels(call)
-        q, k, v, f, i, initial, _ = call
-        if not run_by.shares_heads:
-            q, k = shared(q, v.shape[1]), shared(k, v.shape[1])
-        pieces.append(Piece(run_by, options, enters, leaves))
-        given += [q, k, v, f, i, *(initial if initial and not enters else (None, None, None))]
-    return pieces, given
+def _for_kernels(call: Arguments, kernels: Kernels) -> Arguments:
+    """Return the call with a copy of q and k for each head of v, where kernels need that."""
+    if kernels.shares_heads:
+        return call
+    heads = call.v.shape[1]
+    return call._replace(q=shared(call.q, heads), k=shared(call.k, heads))

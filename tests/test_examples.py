@@ -17,6 +17,7 @@ SAYS = {
     "decode_step_by_step": ["after 512 tokens the state has 65 KiB", "32 tokens decoded"],
     "gla_layer": ["y (2, 100, 64)", "alone [4.0, 9.0, 15.0, 22.0], behind those before [10.0, 15.0, 21.0, 28.0]"],
     "mlstm_layer": ["step 0: loss 3.", "step 29: loss 0."],
+    "one_sequence_on_two_ranks": ["ranks: 1, losses: 2.13111, 2.03283", "ranks: 2, losses: 2.13111, 2.03283"],
     "packed_documents": ["4 prompts, 509 tokens: h (1, 4, 509, 64), a state for each, C (4, 4, 64, 64)"],
     "train_language_model": [
         "1 of 1 pairs of runs",

@@ -7,7 +7,6 @@ of the slowest. The correctness gate sees the worker's part alone: the other ran
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import subprocess
@@ -164,13 +163,6 @@ def link(device: torch.device, ranks: int) -> str:
         return "shared memory of a CPU (gloo)"
     if not all(torch.cuda.can_device_access_peer(0, rank) for rank in range(1, ranks)):
         return "through the host"
-    with contextlib.suppress(Exception):  # of a package that may be missing, and a driver that may not tell
-        import pynvml
-
-        pynvml.nvmlInit()
-        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(0).uuid}")
-        if pynvml.nvmlDeviceGetNvLinkState(handle, 0):
-            return "NVLink"
     return "peer to peer"
 
 
