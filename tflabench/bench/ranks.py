@@ -33,15 +33,12 @@ from tflabench.problem import Problem
 ON_CPU = 2  # ranks at most, where there are no GPUs to count
 TIMEOUT = timedelta(seconds=120)
 CALLS = 20  # of which the median is the time of a collective
+AHEAD = 1_000_000  # cycles for which a GPU is kept busy so that the host can launch a collective meanwhile
 LARGE = 64 << 20  # bytes a rank of a collective that shows the rate of the link
 
 
 class World:
-    """This process and one for each other rank, and the group of the first n of them.
-
-    Attributes:
-        rank: of this process.
-    """
+    """This process and those of other ranks, with a group of the first n of them for every n."""
 
     def __init__(self, device_type: str, rank: int, size: int, store: str) -> None:
         """Join, and wait until all have."""
@@ -62,19 +59,29 @@ class World:
         """Return the time of an all-gather of so many float32 numbers a rank."""
         mine = torch.zeros(elements, device=self.device)
         gathered = [torch.empty_like(mine) for _ in range(ranks)]
-        wait = torch.cuda.synchronize if self.device.type == "cuda" else lambda: None
         times: list[float] = []
         for _ in range(CALLS):
+            if self.device.type == "cuda":
+                torch.cuda._sleep(AHEAD)
             self.meet(ranks)
-            wait()
-            start = time.perf_counter()
+            start = self._mark()
             dist.all_gather(gathered, mine, group=self.groups[ranks])
-            wait()
-            times.append(1e3 * (time.perf_counter() - start))
+            stop = self._mark()
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)
+            times.append(1e3 * (stop - start) if isinstance(start, float) else start.elapsed_time(stop))
         return median(times)
 
+    def _mark(self) -> Any:
+        """Return a point in time, of the GPU where there is one."""
+        if self.device.type != "cuda":
+            return time.perf_counter()
+        mark = torch.cuda.Event(enable_timing=True)
+        mark.record()
+        return mark
 
-class Leader:
+
+class Leader(World):
     """The world as the worker has it, with the standard inputs of all other ranks."""
 
     def __init__(self, device_type: str) -> None:
@@ -89,7 +96,7 @@ class Leader:
             for rank in range(1, size)
         ]  # fmt: skip
         self._inputs = [process.stdin for process in started]
-        self.world = World(device_type, 0, size, store)
+        super().__init__(device_type, 0, size, store)
         self.cases = count()
 
     def close(self) -> None:
@@ -124,11 +131,11 @@ def build(impl: Implementation, problem: Problem, device: torch.device) -> Case:
     if case.over is None:
         raise Unsupported("runs on one device: ranks must be 1")
     lead = leader(device.type)
-    world, number, over = lead.world, next(lead.cases), case.over
+    number, over = next(lead.cases), case.over
     lead.tell(ranks, "build", number, implementation=impl.name, problem=asdict(problem.part))
     p = problem
     elements = p.batch * p.heads * p.d_qk * p.d_hv
-    collective, large = (world.collective_ms(ranks, size) for size in (elements, LARGE // 4))
+    collective, large = (lead.collective_ms(ranks, size) for size in (elements, LARGE // 4))
     rate = LARGE * (ranks - 1) / large * 1e3
     case.details |= {
         "collective_ms": collective, "link": link(device, ranks), "link_gbps": rate / 1e9,
@@ -137,8 +144,8 @@ def build(impl: Implementation, problem: Problem, device: torch.device) -> Case:
 
     def forward() -> Tensor:
         lead.tell(ranks, "forward", number, gradients=torch.is_grad_enabled())
-        output = over(world.groups[ranks])
-        world.meet(ranks)
+        output = over(lead.groups[ranks])
+        lead.meet(ranks)
         if output.requires_grad:
             output.register_hook(lambda _: lead.tell(ranks, "backward", number))
         return output
@@ -148,7 +155,7 @@ def build(impl: Implementation, problem: Problem, device: torch.device) -> Case:
 
     def end(_: Tensor) -> None:
         if next(met) % len(leaves) == 0:  # the last gradient of a backward
-            world.meet(ranks)
+            lead.meet(ranks)
 
     for leaf in leaves:
         leaf.register_hook(end)
