@@ -88,7 +88,7 @@ def forward(arguments: Arguments, options: KernelOptions) -> tuple[Tensor, State
     first = _matrix(arguments.initial)
     errors, states = errors_and_states(call, k, v, first)
     edges = EdgeStates(states.states, None, first is not None)
-    h, _ = launch(call.scalar, call.scalar.plan.h, Role(q, k, errors, v, edges, None, reverse=False))
+    h, _ = launch(call.scalar, call.scalar.plan.h, Role(q, k, errors, v, edges, None, False, state_stages=2))
     h = made_like(h, arguments.v)
     assert h is not None
     return h, State(states.last) if options.return_last_state else None, (errors, states.states)
@@ -106,13 +106,13 @@ def backward(
     back = gradients_of_states(call, DeltaInputs(q, k, v, errors, do), states, last, through=dots)
     before, after = EdgeStates(states, None, first is not None), EdgeStates(back.states.states, None, last is not None)
 
+    alike: dict[str, Any] = {"transposed": True, "split": dots, "state_stages": 2}
     of_q, of_k = (q, k) if dots else (None, None)
-    dq, qdq = launch(scalar, plan.dq, Role(do, errors, k, q, before, None, False, probe=of_q, transposed=True))
+    dq, qdq = launch(scalar, plan.dq, Role(do, errors, k, q, before, None, False, probe=of_q, **alike))
     # k is not scaled, and what it reads is subtracted from v. Where keys are alike these scores nearly cancel in dg.
-    of_keys: dict[str, Any] = {"probe": of_k, "transposed": True, "split": dots}
-    read = Role(back.dv, errors, k, k, before, None, False, strict=True, **of_keys)
+    read = Role(back.dv, errors, k, k, before, None, False, strict=True, probe=of_k, **alike)
     dk, kdk_read = launch(replace(scalar, scale=-1.0), plan.dk, read)
-    written = Role(errors, do, q, k, after, None, True, more=(back.dv, k, -1.0), onto=dk, **of_keys)
+    written = Role(errors, do, q, k, after, None, True, probe=of_k, more=(back.dv, k, -1.0), onto=dk, **alike)
     dk, kdk = launch(scalar, plan.dk, written)
 
     dg = None

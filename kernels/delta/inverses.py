@@ -19,6 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -30,6 +31,8 @@ from tflabench.kernels.common.rows import load_rows, store_matrix
 from .call import DeltaCall
 
 BLOCK = tl.constexpr(16)
+# Of the products that invert: tf32 has no more digits than float16.
+PRECISIONS = {torch.bfloat16: "tf32", torch.float16: "tf32x3"}
 
 
 class InverseSizes(NamedTuple):
@@ -163,7 +166,7 @@ def of_tiles(call: DeltaCall, k: Tensor, q: Tensor | None = None) -> OfTiles:
         InverseSizes(heads, heads // k.shape[1], T, k.shape[-1], call.scalar.scale),
         config=InverseConfig(
             q is not None, tiles.rows, tiles.channels, tiles.parts, call.precision,
-            "tf32" if k.element_size() == 2 else call.precision,
+            PRECISIONS.get(k.dtype, call.precision),
         ), num_warps=4, num_stages=1,
     )  # fmt: skip
     return OfTiles(inverses, scores)

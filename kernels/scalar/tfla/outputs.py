@@ -154,6 +154,7 @@ class OutputConfig:
         inner: columns of a tile of x and y. narrow: of x for its product with the state. outer: of out.
         whole: inner covers d_in.
         members: heads whose sum a program makes.
+        state_stages: tiles of the state in flight.
     """
 
     reverse: bool
@@ -180,6 +181,7 @@ class OutputConfig:
     outer: int
     whole: bool
     members: int
+    state_stages: int
 
 
 # --- On the device ----------------------------------------------------------------------------------------------------
@@ -476,7 +478,7 @@ def add_state(acc, norm, far, place, row_gates, operands, vectors, sizes, config
     if not config.reverse:
         weight *= row_gates.query  # dC has it already
     state = place.bh * place.chunks + place.chunk
-    for d in tl.range(0, sizes.d_in, NARROW, num_stages=1):
+    for d in tl.range(0, sizes.d_in, NARROW, num_stages=config.state_stages):
         step = place.row - place.span.shift
         x_part = operands.x_narrow.load([place.b, place.h_in, step, d]).reshape(ROWS, NARROW)
         x_weighted = x_part.to(tl.float32) * weight[:, None]
@@ -687,7 +689,7 @@ class Role(NamedTuple):
         like: (B, H, T, d), or fewer heads, has the layout of out.
         inverse_denominator: (B, H, T) float32, or None; H writes it.
         probe, skip, skip_dots: see the kernel and `OutputVectors`.
-        transposed, strict, split: see `OutputConfig`.
+        transposed, strict, split, state_stages: see `OutputConfig`.
         more: y, z and the scale of a second sum over steps, see `OutputConfig`.
         onto: what out is added to, and written to: it has its shape.
     """
@@ -707,6 +709,7 @@ class Role(NamedTuple):
     transposed: bool = False
     strict: bool = False
     split: bool = False
+    state_stages: int = 1
     more: tuple[Tensor | None, Tensor | None, float] = (None, None, 0.0)
     onto: Tensor | None = None
 
@@ -803,6 +806,7 @@ def _config(call: Call, planned: Outputs, role: Role) -> OutputConfig:
         outer=tiles.outer,
         whole=tiles.inner >= role.x.shape[-1],
         members=planned.members,
+        state_stages=role.state_stages,
     )
 
 
