@@ -16,7 +16,7 @@ import json
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, product
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -32,7 +32,8 @@ from .scalar.reference import M_FLOOR
 from .state import State, zero_state
 from .types import Gating
 
-MESSAGE = 1024  # bytes in which a rank says what it is called with
+MESSAGE = 4096  # bytes in which a rank says what it is called with
+LONGEST = 500  # letters of a refusal, of which each may take six bytes
 Made = tuple[Tensor, State | None, tuple[Tensor, ...]]  # what `Kernels.forward` returns
 Gradients = tuple[Tensor | None, ...]  # what `Kernels.backward` does
 
@@ -63,7 +64,7 @@ def _refusals_shared(group: object) -> Iterator[None]:
         yield
     except (TypeError, ValueError) as error:
         if isinstance(group, dist.ProcessGroup):
-            _told({"refuses": str(error)}, group)
+            _told({"refuses": str(error)[:LONGEST]}, group)
         raise
 
 
@@ -86,12 +87,11 @@ def agreed_lengths(call: Arguments, gate: Gating, group: Any, options: dict[str,
     for rank, said in enumerate(all_ranks):
         if "refuses" in said:
             raise ValueError(f"rank {rank} of the group refuses: {said['refuses']}")
-    first = all_ranks[0]
-    for rank, said in enumerate(all_ranks):
-        for name in first:
-            if name != "T" and said.get(name) != first[name]:
-                what = f"{name} is {first[name]} on rank 0 and {said.get(name)} on rank {rank} of the group"
-                raise ValueError(f"{what}: it must be the same on all ranks")
+    for name, rank in product([key for key in mine if key != "T"], range(len(all_ranks))):
+        first, there = all_ranks[0].get(name), all_ranks[rank].get(name)
+        if there != first:
+            what = f"{name} is {first} on rank 0 and {there} on rank {rank} of the group"
+            raise ValueError(f"{what}: it must be the same on all ranks")
     return [said["T"] for said in all_ranks]
 
 
@@ -106,10 +106,7 @@ def _told(mine: dict[str, Any], group: Any) -> list[dict[str, Any]]:
             timeout = getattr(group._get_backend(torch.device("cuda")).options, "_timeout", None)
             _on_cpu[group] = dist.new_group(ranks, timeout, "gloo", use_local_synchronization=True)
         group = _on_cpu[group]
-    text = json.dumps(mine)
-    if len(text) > MESSAGE:
-        text = json.dumps({key: value[: MESSAGE // 4] for key, value in mine.items()})
-    said = torch.frombuffer(bytearray(text.ljust(MESSAGE).encode()[:MESSAGE]), dtype=torch.uint8)
+    said = torch.frombuffer(bytearray(json.dumps(mine).ljust(MESSAGE).encode()), dtype=torch.uint8)
     gathered = torch.empty((group.size(), MESSAGE), dtype=torch.uint8)
     try:
         dist.all_gather([*gathered.unbind()], said, group=group)
