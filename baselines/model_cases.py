@@ -55,6 +55,8 @@ def build(of: Architecture, kernels: Kernels, form: Form, problem: Problem, devi
         model.gradient_checkpointing_enable()
     part = _first_blocks(model.base_model, of.blocks)
     compute = _layer if form.layer else _decoded if problem.pass_ == "decode" else _hidden
+    # Weights in float32 need it, and so does plain PyTorch, where gates are in float32 and keys are not.
+    autocast = _autocast(device, getattr(torch, problem.dtype), weights == torch.float32 or kernels == "native")
     truths: dict[torch.dtype, Any] = {}
 
     def oracle(inputs: Mapping[str, Tensor]) -> Tensor:
@@ -62,11 +64,12 @@ def build(of: Architecture, kernels: Kernels, form: Form, problem: Problem, devi
         switch.to("native")
         if x.dtype not in truths:
             truths[x.dtype] = _truth(of, part, x.dtype, device)
-        return (_layer if form.layer else _hidden)(truths[x.dtype], x)
+        with _autocast(device, x.dtype):
+            return (_layer if form.layer else _hidden)(truths[x.dtype], x).to(x.dtype)
 
     def forward() -> Tensor:
         switch.to(kernels)
-        with _autocast(problem, device, weights):
+        with autocast:
             return compute(part, x.to(weights)).to(x.dtype)
 
     steps = DECODED if problem.pass_ == "decode" else problem.seq_len
@@ -90,14 +93,18 @@ def build(of: Architecture, kernels: Kernels, form: Form, problem: Problem, devi
     ids = torch.randint(model.config.vocab_size, (problem.batch, problem.seq_len), device=device)
     known = (of.title, kernels, form, problem) in _learned
     learned = _learned.setdefault((of.title, kernels, form, problem), {})
-    run = _Training(model, ids, problem, form, learned) if training else _Inference(model, ids, problem, form)
-    if not known:
-        run()  # compiles, and finds out how many sequences fit
-        learned |= {} if form.compiled else {"recurrence_ms": _recurrence_ms(of, run, device)}
+    if training:
+        run = _Training(model, ids, form, autocast, learned)
+    else:
+        run = _Inference(model, ids, form, autocast, decode=problem.pass_ == "decode")
 
     def whole() -> None:
         switch.to(kernels)
         run()
+
+    if not known:
+        whole()  # compiles, and finds out how many sequences fit
+        learned |= {} if form.compiled else {"recurrence_ms": _recurrence_ms(of, whole, device)}
 
     return Case(inputs, forward, oracle, "bthd", step=whole, details=details | learned)
 
@@ -219,9 +226,9 @@ def _truth(of: Architecture, part: Any, dtype: torch.dtype, device: torch.device
     return truth.to(dtype).requires_grad_(False)
 
 
-def _autocast(problem: Problem, device: torch.device, weights: torch.dtype) -> torch.autocast:
-    dtype = getattr(torch, problem.dtype)
-    return torch.autocast(device.type, torch.bfloat16, enabled=dtype == torch.bfloat16 and weights != dtype)
+def _autocast(device: torch.device, dtype: torch.dtype, wanted: bool = True) -> torch.autocast:
+    """Return a block whose products are in bfloat16 where that is the dtype of a problem, and wanted."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=wanted and dtype == torch.bfloat16)
 
 
 def _hidden(base: Any, x: Tensor) -> Tensor:
@@ -267,12 +274,12 @@ def _layer(base: Any, x: Tensor) -> Tensor:
 class _Training:
     """A training step: so many sequences at once as fit, which `learned` keeps, with gradients that add up."""
 
-    def __init__(self, model: Any, ids: Tensor, problem: Problem, form: Form, learned: dict[str, Any]) -> None:
+    def __init__(self, model: Any, ids: Tensor, form: Form, autocast: torch.autocast, learned: dict[str, Any]) -> None:
+        self._autocast = autocast
         self._model = torch.compile(model) if form.compiled else model
         self._ids, self._learned = ids, learned
         self._learned.setdefault("sequences_at_once", len(ids))
         self._optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, fused=ids.is_cuda)
-        self._autocast = _autocast(problem, ids.device, torch.float32)
         for x in model.parameters():  # so that its states are there when what fits is found out
             x.grad = torch.zeros_like(x)
         self._optimizer.step()
@@ -289,7 +296,7 @@ class _Training:
     def _fits(self) -> bool:
         try:
             for ids in self._ids.split(self._learned["sequences_at_once"]):
-                with self._autocast:
+                with self._autocast:  # anew for each: it keeps weights that it has cast, with their graph
                     loss = self._model(input_ids=ids, labels=ids, use_cache=False).loss
                 (loss * (len(ids) / len(self._ids))).backward()
         except torch.OutOfMemoryError:
@@ -302,19 +309,20 @@ class _Training:
 class _Inference:
     """The logits of the next token: of sequences, or of one token behind a cache, which every call makes longer."""
 
-    def __init__(self, model: Any, ids: Tensor, problem: Problem, form: Form) -> None:
+    def __init__(self, model: Any, ids: Tensor, form: Form, autocast: torch.autocast, *, decode: bool) -> None:
         base = model.base_model
         self._base, self._head = torch.compile(base) if form.compiled else base, model.get_output_embeddings()
-        self._ids, self._cache = ids, {}
-        if problem.pass_ == "decode":
-            with torch.no_grad():
+        self._ids, self._cache, self._autocast = ids, {}, autocast
+        if decode:
+            with torch.no_grad(), autocast:
                 self._cache = _cache(base(input_ids=ids, use_cache=True))
             self._ids = ids[:, -1:]
 
     @torch.no_grad()
     def __call__(self) -> Tensor:
-        out = self._base(input_ids=self._ids, use_cache=True, **self._cache)
-        return self._head(out.last_hidden_state[:, -1:])
+        with self._autocast:
+            out = self._base(input_ids=self._ids, use_cache=True, **self._cache)
+            return self._head(out.last_hidden_state[:, -1:])
 
 
 # --- How long a step is in its recurrence

@@ -75,7 +75,7 @@ def _implementation(name: str, kernels: Kernels, form: Form) -> Implementation:
         owner=OWNERS[kernels],
         package="transformers",
         packages=tuple(NEEDS.get(kernels, {}).values()),
-        own_process=True,
+        own_process=of.kind == "mamba2",  # whose module keeps the kernels that it finds on its import
         groups=True,
         operation=name,
         width=of.options["hidden_size"],
