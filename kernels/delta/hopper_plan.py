@@ -11,7 +11,7 @@ are joined in order, and the walks go over all segments side by side. So do they
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from tflabench.kernels.common.cover import cdiv
@@ -25,6 +25,7 @@ LARGEST_D_HV = 256
 WIDTH = 128  # columns of a state and of v in a program
 MOST_SEGMENTS = 16
 LEAST_TILES = 16  # of a segment
+FILLED = 0.75  # of the multiprocessors: as many programs fill the chip
 SUMS = 5  # vectors of a value a step: db and what passes the tile, of either half of the channels, and dbeta
 SUM_BYTES = 4  # of an element of these: float32
 STATE_BYTES = 4  # of an element of a state between segments: float32
@@ -101,6 +102,7 @@ class DeltaWalk:
         segments: those that it walks over.
         pieces: programs that share a segment of a head.
         multiprocessors: of the device.
+        members: launches, each of which walks over one of so many heads of v that share one of q and k.
     """
 
     sizes: Sizes
@@ -108,11 +110,12 @@ class DeltaWalk:
     segments: range
     pieces: int
     multiprocessors: int
+    members: int = 1
 
     @property
     def items(self) -> int:
-        """Work items."""
-        return self.sizes.rows * len(self.segments) * self.pieces
+        """Work items of a launch."""
+        return self.sizes.rows // self.members * len(self.segments) * self.pieces
 
     @property
     def programs(self) -> int:
@@ -128,7 +131,8 @@ class DeltaPlan:
         cut: the segments of a sequence.
         parts: see `DeltaWalkShape`.
         outputs, values: the walks for o and for dv.
-        queries_keys: the walk for dq and dk, which is launched once for every `WIDTH` columns of v.
+        queries_keys: the walk for dq and dk, which is launched once for every `WIDTH` columns of v. Where one member of
+            the heads that share fills the chip, launches for the next ones add to its dq and dk.
         states, state_gradients: the passes for what segments start from, forward and backward; None for one segment.
     """
 
@@ -163,7 +167,9 @@ def planned(sizes: Sizes, device: Device, chunk_size: int, beta_max: int, *, bac
     every = range(cut.count)
     passed = every if backward else every[:-1]
     passes = (walk(passed, pieces + 1), walk(every[1:], pieces)) if cut.count > 1 else (None, None)
-    return DeltaPlan(sizes, cut, parts(beta_max), walk(every, pieces), walk(every, pieces), walk(every, 1), *passes)
+    fills = sizes.rows // sizes.group * cut.count >= FILLED * device.multiprocessors
+    of_keys = replace(walk(every, 1), members=sizes.group if fills else 1)
+    return DeltaPlan(sizes, cut, parts(beta_max), walk(every, pieces), walk(every, pieces), of_keys, *passes)
 
 
 def default_chunk_size(sizes: Sizes, device: Device) -> int:

@@ -70,7 +70,7 @@ VERSIONS = {
     "step": 1,
     "reference": 1,
     "delta": 3,
-    "fused_delta": 1,
+    "fused_delta": 2,
     "fused_gla": 1,
     "kda": 1,
 }

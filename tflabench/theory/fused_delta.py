@@ -65,7 +65,9 @@ def launches(problem: Problem, gate: Gate) -> dict[str, LaunchCounts]:
         made["gradients of states"] = LaunchCounts(flops, moved)
         made["gradients of states joined"] = LaunchCounts(0, state_bytes(p, plan.cut.count, 4 * p.d_hv + p.d_qk))
     sums = SUMS * SUM_BYTES * pieces
-    added = 2 * kv * (2 * pieces - 1) + 2 * (kv + qk) * (p.group > 1)  # of pieces, of heads that share q and k
+    members = plan.queries_keys.members
+    added = 2 * kv * (2 * pieces - 1 / members)  # of pieces, and of heads that share q and k
+    added += 2 * (kv + qk) * (p.group > members)
     return made | {
         "dv": LaunchCounts(3 * through_state + of_qk + 2 * of_hv, 2 * qk + hv + x + gates + hv + D),
         "dq, dk": LaunchCounts(

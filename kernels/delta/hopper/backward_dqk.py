@@ -21,9 +21,10 @@ so a gradient of a gate is a sum within its tile, and nothing has to cancel over
     state 0, 1   4 warps   64 rows each of S, columns of dq and dk          -> dq and dk, in the place of q and k
 
 The state is not transposed here, rows of q by columns of v: dq and dk come out whole. A launch has 128 columns of v,
-and all but the first add to dq and dk.
+and maybe one of the heads of v that share one of q and k; all but the first add to dq and dk.
 """
 
+from itertools import product
 from typing import Any, NamedTuple
 
 import torch
@@ -347,13 +348,13 @@ def walk_gradient_tile(program, descs, work, tile, places, state, HALF: gl.const
     Returns: S after the tile.
     """
     config: gl.constexpr = program.config
-    ADD: gl.constexpr = config.piece > 0
+    ADD: gl.constexpr = config.adds
     STAGES: gl.constexpr = config.num_stages
     inputs, scores = program.inputs, program.scores
     dtype: gl.constexpr = inputs.k.dtype
     dq_desc, dk_desc = descs
     value, key, slot, dp_slot, D_place, later = places
-    at = [work.batch, work.head, tile * 64, 64 * HALF]
+    at = [work.batch, work.head if config.of_each else work.qk_head, tile * 64, 64 * HALF]
     of_writes = value, slot, dp_slot, D_place, key, opaque_zero(tile, 0)
     written, passing, total = gradients_of_writes(program, of_writes, state, HALF)
     kT = block(inputs.k, 2 * key + HALF + opaque_zero(tile, 0)).permute((1, 0))
@@ -468,7 +469,7 @@ def walk_queries_keys(
 
 
 class KeyGradients(NamedTuple):
-    """Gradients: dq, dk (B, H, T, d_qk), of every head of v, and dg (None without a decay), dbeta (B, H, T) float32."""
+    """Gradients: dq, dk (.., T, d_qk) of heads of q or of v, and dg, None without a decay, dbeta (B, H, T) float32."""
 
     dq: Tensor
     dk: Tensor
@@ -487,19 +488,22 @@ def launch_queries_keys(
     """
     q, beta = inputs[0], gates.beta
     B, H, _, T, d_qk, d_hv = plan.sizes
-    if q.shape[1] == H:  # with their strides, so that nobody copies
-        dq, dk = (torch.empty_like(x) for x in inputs[:2])
-    else:
+    walk = plan.queries_keys
+    of_each = q.shape[1] * walk.members < H
+    if of_each:
         dq, dk = (torch.empty((B, H, T, d_qk), dtype=q.dtype, device=q.device) for _ in range(2))
+    else:  # with the strides of q and k, so that nobody copies
+        dq, dk = (torch.empty_like(x) for x in inputs[:2])
     sums = beta.new_empty((plan.pieces, B * H, plan.cut.tiles, SUMS, TILE))
     descs = tuple(map(descriptor, (*inputs, dq, dk)))
-    for piece in range(plan.pieces):
+    for member, piece in product(range(walk.members), range(plan.pieces)):
         config = DeltaGradientsConfig.of(
-            GRADIENTS_SHAPE, d_qk=d_qk, d_hv=d_hv, gated=gated, piece=piece, loads=initial is not None
-        )
+            GRADIENTS_SHAPE, d_qk=d_qk, d_hv=d_hv, gated=gated, piece=piece, adds=member + piece > 0, of_each=of_each,
+            loads=initial is not None,
+        )  # fmt: skip
         tensors = DeltaGradientTensors(gates, beta if initial is None else initial, sums[piece])
         enqueue(
-            walk_queries_keys, plan.queries_keys.programs, *descs, tensors, scale, DeltaCounts.of(plan.queries_keys),
+            walk_queries_keys, walk.programs, *descs, tensors, scale, DeltaCounts.of(walk, member),
             config=config, num_warps=4, maxnreg=128, **ASSEMBLY,
         )  # fmt: skip
     dg, dbeta = torch.empty_like(beta) if gated else None, torch.empty_like(beta)

@@ -52,11 +52,15 @@ class DeltaGradientsConfig(KernelConfig, DeltaGradientsShape):
 
     Attributes:
         gated, loads: see `DeltaWalkConfig`.
-        piece: which 128 columns of v; all but the first add to dq and dk.
+        piece: which 128 columns of v.
+        adds: dq and dk are added to what is there.
+        of_each: they have the heads of v, not those of q and k.
     """
 
     d_qk: int
     d_hv: int
     gated: bool
     piece: int
+    adds: bool
+    of_each: bool
     loads: bool = False

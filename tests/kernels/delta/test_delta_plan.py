@@ -12,6 +12,8 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from tflabench.implementations import registry
 from tflabench.kernels.common.contract import Arguments, KernelOptions
+from tflabench.kernels.common.sizes import USUAL, Sizes
+from tflabench.kernels.delta import hopper_plan
 from tflabench.kernels.delta.gating import DELTA_NET, GATED_DELTA_NET
 from tflabench.kernels.delta.hopper import backward_dqk, chunkwise
 from tflabench.problem import Problem
@@ -54,6 +56,13 @@ def bytes_of(args: tuple[Any, ...]) -> int:
     """Of what descriptors describe, each tensor once."""
     tensors = {id(x.base): x.base for x in args if isinstance(x, TensorDescriptor)}
     return sum(x.nbytes for x in tensors.values())
+
+
+@pytest.mark.parametrize(("batch", "members", "items"), [(8, 2, 128), (2, 1, 64)])
+def test_heads_that_share_take_turns_where_one_of_them_fills_the_chip(batch: int, members: int, items: int) -> None:
+    sizes = Sizes(batch, heads=32, group=2, steps=4096, d_qk=128, d_hv=128)
+    walk = hopper_plan.planned(sizes, USUAL, chunk_size=4096, beta_max=1, backward=True).queries_keys
+    assert (walk.members, walk.items) == (members, items)
 
 
 @pytest.mark.parametrize(
