@@ -26,7 +26,7 @@ from tflabench.kernels.common.descriptors import aligned, made_like
 from tflabench.kernels.common.device import refuses_tensors
 from tflabench.kernels.common.places import fitting, tiles_of
 from tflabench.kernels.common.sizes import Sizes
-from tflabench.kernels.common.tensors import unflatten
+from tflabench.kernels.common.tensors import sum_shared, unflatten
 from tflabench.kernels.delta import plan as plans
 from tflabench.kernels.scalar.gates import GradientSums, RowSums, gate_gradients
 from tflabench.kernels.scalar.plan import tfla
@@ -36,7 +36,6 @@ from tflabench.kernels.state import State
 from tflabench.kernels.types import SIMPLE_GLA, Gating
 
 from .call import DeltaCall
-from .sums import added
 from .walks import DeltaInputs, errors_and_states, gradients_of_states
 
 
@@ -125,7 +124,7 @@ def backward(
         of_reads = RowSums(*(x + y for x, y in zip(qdq, kdk_read, strict=True)))
         dg, _ = gate_gradients(log_f, None, SIMPLE_GLA, log_f, GradientSums(of_reads, kdk, through, plan.chunk_size))
     of_gates = [_of_steps(x, call, like) for x, like in ((dg, arguments.f), (back.dbeta, arguments.i))]
-    given = added(dq, q), added(dk, k), back.dv, *(of_gates if options.gate_gradients else (None, None))
+    given = sum_shared(dq, q), sum_shared(dk, k), back.dv, *(of_gates if options.gate_gradients else (None, None))
     grads = (made_like(x, like) for x, like in zip(given, arguments[:5], strict=True))
     initial = arguments.initial
     return (*grads, None if initial is None else made_like(back.states.last, initial.C), None)

@@ -64,7 +64,7 @@ def launches(
 
 FUSED = ("make_inverses", "walk_outputs", "walk_values", "walk_queries_keys", "finish_gates")
 KDA_KERNELS = ("kda_errors", "kda_gradients", *["tile_operands", "tile_gradients"] * EVERY)  # a minute
-OWN = (*KDA_KERNELS, "tile_inverses", "walk_errors", "walk_gradients", "normalize_rows", "add_heads", *FUSED)
+OWN = (*KDA_KERNELS, "tile_inverses", "walk_errors", "walk_gradients", "normalize_rows", *FUSED)
 
 
 def main() -> None:

@@ -18,8 +18,8 @@ from tflabench.kernels.common import device
 from tflabench.kernels.common.contract import Arguments, KernelOptions, Kernels
 from tflabench.kernels.common.descriptors import aligned, made_like
 from tflabench.kernels.common.sizes import Sizes
+from tflabench.kernels.common.tensors import sum_shared
 from tflabench.kernels.delta import hopper_plan as plans
-from tflabench.kernels.delta.sums import added
 from tflabench.kernels.scalar.hopper.chunkwise import RARE_STATES, refuses_hardware
 from tflabench.kernels.scalar.plan.hopper_segments import Segments
 from tflabench.kernels.state import State
@@ -127,7 +127,7 @@ def backward(
         (q, k, do, z, dv, D), gates=gates, gated=gated, initial=starts, scale=options.scale, plan=plan
     )
     of_gates = (found.dg, found.dbeta) if options.gate_gradients else (None, None)
-    given = added(found.dq, q), added(found.dk, k), dv, *of_gates
+    given = sum_shared(found.dq, q), sum_shared(found.dk, k), dv, *of_gates
     grads = (made_like(y, like) for y, like in zip(given, arguments[:5], strict=True))
     return (*grads, None if initial is None else made_like(d_initial, initial.C), None)
 

@@ -20,7 +20,7 @@ def test_kernels_fit_the_chip(triton: str) -> None:
     kernels = [kernel for kernel in compiled if kernel["case"] == "wide"]
     check_fused(fused)
     assert {kernel["kernel"] for kernel in kernels} == {
-        "tile_inverses", "walk_errors", "walk_gradients", "parallel_outputs", "normalize_rows", "add_heads",
+        "tile_inverses", "walk_errors", "walk_gradients", "parallel_outputs", "normalize_rows",
     }  # fmt: skip
     told = WalkTiles.of(Sizes(2, 16, 2, 4096, 128, 256), 256, 2, 1, USUAL).shared_bytes(2, 90)
     for kernel in kernels:
@@ -28,7 +28,7 @@ def test_kernels_fit_the_chip(triton: str) -> None:
         # Triton 3.6 serialises products of the parallel kernel; see docs/delta-rule.md.
         serialised = {"C7519"} if (triton, kernel["kernel"]) == ("oldest", "parallel_outputs") else set()
         assert set(kernel["warnings"]) <= serialised, kernel
-        assert kernel["tensor_cores"] != kernel["kernel"].endswith(("_rows", "_heads")), kernel
+        assert kernel["tensor_cores"] != kernel["kernel"].endswith("_rows"), kernel
         if kernel["kernel"] != "parallel_outputs":
             assert kernel["shared_bytes"] <= told
 
@@ -36,7 +36,7 @@ def test_kernels_fit_the_chip(triton: str) -> None:
 def check_fused(kernels: list[dict[str, Any]]) -> None:
     """Fused kernels spill little, and that only in walks; ptxas serialises no product (C75xx)."""
     assert {kernel["kernel"] for kernel in kernels} == {
-        "make_inverses", "walk_outputs", "walk_values", "walk_queries_keys", "finish_gates", "add_heads",
+        "make_inverses", "walk_outputs", "walk_values", "walk_queries_keys", "finish_gates",
     }  # fmt: skip
     for kernel in kernels:
         assert kernel["spilled_bytes"] <= 128 * kernel["kernel"].startswith("walk"), kernel
