@@ -104,14 +104,16 @@ DELTA = Family.of(
     *BENEATH,
 )  # fmt: skip
 KDA = Family.of(
-    kda_hopper.__name__, ("tiles",), {"make_operands": "operands"},
-    *DELTA.sources, f"{hopper.__name__}.schedule",
+    kda_hopper.__name__, ("tiles",),
+    {"make_operands": "operands", "walk_outputs_of_channels": "walks", "walk_values_of_channels": "walks",
+     "gradients_of_tiles": "gradients"},
+    *DELTA.sources[:4], f"{hopper.__name__}.schedule", *DELTA.sources[4:],
 )  # fmt: skip
 GLA = Family.of(
     gla_hopper.__name__, ("walk",), {"walk_columns": "columns", "walk_channels": "channels"},
     *KDA.sources, *(f"{delta_hopper.__name__}.{name}" for name in ("walk", "backward_dqk")),
 )  # fmt: skip
-OF_ONE_ROLE = ("make_inverses", "make_operands")  # kernels without partitions
+OF_ONE_ROLE = ("make_inverses", "make_operands", "gradients_of_tiles")  # kernels without partitions
 LATE_ROLE_CHANGES = 1 / 60  # of the turns of all roles, of which a tile takes some 40
 
 
@@ -434,6 +436,7 @@ class Machine:
             zero_in_round=lambda _j: Int(0),
             opaque_zero=lambda _i, _n=0: Int(0),
             uniform=lambda i: i,
+            pinned=lambda x: x,
             tma_load=self._tma_load,
             tma_store=lambda desc, at, source: self._tma_store(desc, at, source, add=False),
             tma_add=lambda desc, at, source: self._tma_store(desc, at, source, add=True),

@@ -22,12 +22,14 @@ from .walk import (
     OPERAND_COLUMN,
     DeltaWalkStates,
     allocate_program,
+    decay_state,
     enqueue_walk,
     load_partition,
+    load_root,
     load_state,
     score_partition,
+    send_state,
     start_reading,
-    state_decay,
     state_operands,
     store_state,
 )
@@ -45,7 +47,7 @@ def start_solving(du, inverses, first, PARTS: gl.constexpr, dtype: gl.constexpr)
 
 
 @gluon.jit
-def walk_tile_back(program, descs, buffers, work, turn, places, state, HALF: gl.constexpr):
+def walk_tile_back(program, descs, buffers, work, turn, places, state, HALF: gl.constexpr):  # noqa: PLR0915
     """Write 64 columns of dv of a tile, and as many rows of the transposed D after it.
 
     Args:
@@ -55,49 +57,53 @@ def walk_tile_back(program, descs, buffers, work, turn, places, state, HALF: gl.
     Returns: D before the tile.
     """
     config: gl.constexpr = program.config
-    inputs, scores, schedule = program.inputs, program.scores, program.schedule
+    inputs, scores = program.inputs, program.scores
     dtype: gl.constexpr = inputs.key.dtype
     dv_desc, state_desc = descs
     dv_smem, state_smem = buffers
     stage, slot = places
-    left, right = state
     tile = get_tile(work, turn, True)
     column = 128 * work.piece + 64 * HALF
     if not config.states_only:
         tma.store_wait(pendings=1)
         barrier()  # D of the tile before has been read
-        for j in gl.static_range(2):
-            block(state_smem, j).store(nearest(state[j], dtype))
-        fence_async_shared()
-        barrier()
-        for j in gl.static_range(2):
-            tma_store(state_desc, [0, work.row * schedule.num_tiles + tile, column, 64 * j], state_smem.index(j))
+        send_state(state_desc, program, work, tile, column, state, state_smem)
 
     # dU^T = (s 2^(b_63 - b) K D)^T + dO^T P; D <- 2^b_63 D + Q^T (scale 2^b dO) is added to meanwhile
     operands = state_operands(state, dtype)
-    reads = start_reading(operands, inputs.key, stage + opaque_zero(turn, 0))
     zero = opaque_zero(turn, 1)
     doT = block(inputs.value, 2 * stage + HALF + zero).permute((1, 0))
-    du = gl.zeros([64, 64], gl.float32, layout=ACC)
-    du = warpgroup_mma(doT, scores.p.index(slot + zero), du, use_acc=False, is_async=True)
-    reads, du, _left, _right = wait_for_products(0, deps=(reads, du, operands[0], operands[1]))
-    decay = state_decay(scores, slot)
-    left, right = left * decay, right * decay
-    du += reads * scores.write_decay.index(slot + zero).load(ACC_COLUMN)[None, :]
+    p = scores.p.index(slot + zero).reshape([64, 64])
+    if config.channels:
+        du = start_reading(operands, scores.written_key, slot + opaque_zero(turn, 0))
+        du = warpgroup_mma(doT, p, du, is_async=True)
+        du, _left, _right = wait_for_products(0, deps=(du, operands[0], operands[1]))
+        left, right = decay_state(state, scores, slot, True)
+    else:
+        reads = start_reading(operands, inputs.key, stage + opaque_zero(turn, 0))
+        du = gl.zeros([64, 64], gl.float32, layout=ACC)
+        du = warpgroup_mma(doT, p, du, use_acc=False, is_async=True)
+        reads, du, _left, _right = wait_for_products(0, deps=(reads, du, operands[0], operands[1]))
+        left, right = decay_state(state, scores, slot, False)
+        du += reads * scores.write_decay.index(slot + zero).load(ACC_COLUMN)[None, :]
     dv, solved = start_solving(du, inputs.inverse, config.parts * (stage + zero), config.parts, dtype)
     zero = opaque_zero(turn, 2)
-    query_decay = scores.query_decay.index(slot + zero).load(OPERAND_COLUMN)[None, :]
-    doT = block(inputs.value, 2 * stage + HALF + zero).permute((1, 0))
-    decayed_do = nearest(widened(doT.load(ACC_OPERAND)) * query_decay, dtype)
+    decayed_do = block(inputs.value, 2 * stage + HALF + zero).permute((1, 0))
+    if not config.channels:
+        query_decay = scores.query_decay.index(slot + zero).load(OPERAND_COLUMN)[None, :]
+        decayed_do = nearest(widened(decayed_do.load(ACC_OPERAND)) * query_decay, dtype)
     # [64, 64] @ [64, 64] -> [64, 64]
     left = warpgroup_mma(decayed_do, block(inputs.query, 2 * (stage + zero)), left, is_async=True)
     right = warpgroup_mma(decayed_do, block(inputs.query, 2 * (stage + zero) + 1), right, is_async=True)
     dv, solved = wait_for_products(2, deps=(dv, solved))
-    dv *= scores.root.index(slot + zero).load(ACC_COLUMN)[None, :]
+    dv *= load_root(scores, slot + zero, ACC_COLUMN, config.channels)[None, :]
 
     # D^T <- D^T - (2^b dV)^T K
     zero = opaque_zero(turn, 3)
-    read_dv = nearest_of_negative(dv * scores.decay.index(slot + zero).load(ACC_COLUMN)[None, :], dtype)
+    read_dv = dv
+    if not config.channels:
+        read_dv = dv * scores.decay.index(slot + zero).load(ACC_COLUMN)[None, :]
+    read_dv = nearest_of_negative(read_dv, dtype)
     read_dv = gl.convert_layout(read_dv, ACC_OPERAND)
     left = warpgroup_mma(read_dv, block(inputs.key, 2 * (stage + zero)), left, is_async=True)
     right = warpgroup_mma(read_dv, block(inputs.key, 2 * (stage + zero) + 1), right, is_async=True)
@@ -108,7 +114,10 @@ def walk_tile_back(program, descs, buffers, work, turn, places, state, HALF: gl.
         fence_async_shared()
         barrier()
         tma_store(dv_desc, [work.batch, work.head, tile * 64, column], dv_smem.index(0))
-    left, right, decayed_do, read_dv = wait_for_products(0, deps=(left, right, decayed_do, read_dv))
+    if config.channels:
+        left, right, read_dv = wait_for_products(0, deps=(left, right, read_dv))
+    else:
+        left, right, decayed_do, read_dv = wait_for_products(0, deps=(left, right, decayed_do, read_dv))
     return left, right
 
 

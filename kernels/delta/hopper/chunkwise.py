@@ -9,6 +9,8 @@ Where there are segments, the walk for o, and that for dv, come twice: first as 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -67,27 +69,39 @@ def default_chunk_size(q: Tensor, v: Tensor, *, gate: Gating, backward: bool = T
 
 def forward(arguments: Arguments, options: KernelOptions) -> tuple[Tensor, State | None, tuple[Tensor, ...]]:
     """Return o like v, the last state or None, and what `backward` needs, if there will be one (`empty_saved`)."""
-    plan = _planned(arguments, options)
+    plan = planned(arguments, options)
     (q, k, v), gates = _inputs(arguments)
     call: dict[str, Any] = {
         "gates": gates, "gated": arguments.f is not None, "scale": options.scale, "parts": plan.parts,
     }  # fmt: skip
     inputs = q, k, v, launch_inverses(k, gates, call["gated"], plan)
-    starts, of_segments = _matrix(arguments.initial), ()
+    launch = partial(launch_outputs, inputs=inputs, **call)
+    o, last, z, of_segments = walk_forward(launch, plan, arguments, options)
+    return o, last, () if z is None else (inputs[3], z, *of_segments)
+
+
+def walk_forward(
+    launch: Callable[..., None], plan: plans.DeltaPlan, arguments: Arguments, options: KernelOptions
+) -> tuple[Tensor, State | None, Tensor | None, tuple[Tensor, ...]]:
+    """Return o, the last state and errors, where they are asked for, and states before segments and their transitions.
+
+    Args:
+        launch: takes a walk, and as keywords o, z and states, see `launch_outputs`.
+    """
+    v, starts, of_segments = arguments.v, _matrix(arguments.initial), ()
     if plan.states is not None:
-        of_each, transitions = (_empty_states(plan, v, columns) for columns in (v.shape[-1], q.shape[-1]))
-        launch_outputs(plan.states, inputs, None, None, states=DeltaWalkStates(None, of_each, transitions), **call)
+        of_each, transitions = (_empty_states(plan, v, columns) for columns in (v.shape[-1], plan.sizes.d_qk))
+        launch(plan.states, o=None, z=None, states=DeltaWalkStates(None, of_each, transitions))
         starts = joined(of_each, transitions, starts, reverse=False)
         of_segments = starts, transitions
-    o = torch.empty_like(arguments.v)
+    o = torch.empty_like(v)
     out = o if aligned(o) is o else torch.empty(v.shape, dtype=v.dtype, device=v.device)
     z = torch.empty(v.shape, dtype=v.dtype, device=v.device) if options.backward else None
     last = _empty_state(plan.sizes, v) if options.return_last_state else None
-    launch_outputs(plan.outputs, inputs, out, z, states=DeltaWalkStates(starts, last), **call)
+    launch(plan.outputs, o=out, z=z, states=DeltaWalkStates(starts, last))
     if out is not o:
         o.copy_(out)
-    saved = () if z is None else (inputs[3], z, *of_segments)
-    return o, None if last is None else State(last), saved
+    return o, None if last is None else State(last), z, of_segments
 
 
 def empty_saved(q: Tensor, v: Tensor, options: KernelOptions) -> tuple[Tensor, ...]:
@@ -107,32 +121,65 @@ def backward(
     do: Tensor, d_last: State | None, arguments: Arguments, saved: tuple[Tensor, ...], options: KernelOptions
 ) -> tuple[Tensor | None, ...]:
     """Return gradients (dq, dk, dv, dg, dbeta, dC, None); those of absent inputs are None."""
-    plan, (x, z, *of_segments) = _planned(arguments, options), saved
+    plan, (x, z, *of_segments) = planned(arguments, options), saved
     (q, k, _), gates = _inputs(arguments)
-    gated, initial, do = arguments.f is not None, arguments.initial, aligned(do)
+    gated, do = arguments.f is not None, aligned(do)
     call: dict[str, Any] = {"gates": gates, "gated": gated, "scale": options.scale, "parts": plan.parts}
-    inputs = q, k, do, x
-    starts, ends = _matrix(initial), _matrix(d_last)
-    if plan.state_gradients is not None:
-        starts, transitions = of_segments
-        of_each = _empty_states(plan, do, do.shape[-1])
-        launch_values(plan.state_gradients, inputs, None, None, states=DeltaWalkStates(None, of_each), **call)
-        ends = joined(of_each, transitions, ends, reverse=True)
-    dv = torch.empty_like(arguments.v)
-    dv = dv if aligned(dv) is dv else torch.empty(dv.shape, dtype=dv.dtype, device=dv.device)
-    D = q.new_empty((1, plan.sizes.rows * plan.cut.tiles, do.shape[-1], q.shape[-1]))
-    d_initial = None if initial is None else _empty_state(plan.sizes, do)
-    launch_values(plan.values, inputs, dv, D, states=DeltaWalkStates(ends, d_initial), **call)
+    starts, transitions = of_segments or (_matrix(arguments.initial), None)
+    launch = partial(launch_values, inputs=(q, k, do, x), **call)
+    dv, D, d_initial = walk_back(launch, plan, arguments, d_last, transitions)
     found = launch_queries_keys(
         (q, k, do, z, dv, D), gates=gates, gated=gated, initial=starts, scale=options.scale, plan=plan
     )
-    of_gates = (found.dg, found.dbeta) if options.gate_gradients else (None, None)
-    given = sum_shared(found.dq, q), sum_shared(found.dk, k), dv, *of_gates
+    return as_gradients(arguments, options, dv, d_initial, found)
+
+
+def as_gradients(
+    arguments: Arguments, options: KernelOptions, dv: Tensor, d_initial: Tensor | None, made: Any
+) -> tuple[Tensor | None, ...]:
+    """Return gradients as `backward` does.
+
+    Args:
+        made: dq and dk of every head of v, dg and dbeta, by these names.
+    """
+    initial = arguments.initial
+    of_gates = (made.dg, made.dbeta) if options.gate_gradients else (None, None)
+    given = sum_shared(made.dq, arguments.q), sum_shared(made.dk, arguments.k), dv, *of_gates
     grads = (made_like(y, like) for y, like in zip(given, arguments[:5], strict=True))
     return (*grads, None if initial is None else made_like(d_initial, initial.C), None)
 
 
-def _planned(arguments: Arguments, options: KernelOptions) -> plans.DeltaPlan:
+def walk_back(
+    launch: Callable[..., None], plan: plans.DeltaPlan, arguments: Arguments, d_last: State | None,
+    transitions: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
+    """Return dv, the gradients D of states after tiles, and that of the initial state if there is one.
+
+    Args:
+        launch: takes a walk, and as keywords dv, D and states, see `launch_values`.
+        transitions: of segments, if there are any.
+    """
+    v, ends = arguments.v, _matrix(d_last)
+    if plan.state_gradients is not None:
+        assert transitions is not None
+        of_each = _empty_states(plan, v, v.shape[-1])
+        launch(plan.state_gradients, dv=None, D=None, states=DeltaWalkStates(None, of_each))
+        ends = joined(of_each, transitions, ends, reverse=True)
+    dv = torch.empty_like(v)
+    dv = dv if aligned(dv) is dv else torch.empty(dv.shape, dtype=dv.dtype, device=dv.device)
+    D = empty_tile_states(plan, v)
+    d_initial = None if arguments.initial is None else _empty_state(plan.sizes, v)
+    launch(plan.values, dv=dv, D=D, states=DeltaWalkStates(ends, d_initial))
+    return dv, D, d_initial
+
+
+def empty_tile_states(plan: plans.DeltaPlan, like: Tensor) -> Tensor:
+    """Return room for a transposed matrix of every tile, in the dtype of v."""
+    return like.new_empty((1, plan.sizes.rows * plan.cut.tiles, plan.sizes.d_hv, plan.sizes.d_qk))
+
+
+def planned(arguments: Arguments, options: KernelOptions) -> plans.DeltaPlan:
+    """Return what a call launches."""
     q, v = arguments.q, arguments.v
     sizes, beta_max = Sizes.of(q, v), options.gate.beta_max
     return plans.planned(

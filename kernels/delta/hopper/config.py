@@ -14,8 +14,9 @@ class DeltaWalkConfig(KernelConfig, DeltaWalkShape):
 
     Attributes:
         gated: there is a decay.
+        channels: it is one a channel, and what a tile makes of it is read, see `kda.hopper.operands`.
         reverse: backward in time.
-        keeps_errors: write errors for backward.
+        keeps_errors: write errors for backward.  keeps_states: write the states before tiles for it, in 16 bits.
         states_only: nothing but what segments add to a state is written and, forward, their transitions.
         loads, stores: the states before segments are given, and the one after the last of them is written.
     """
@@ -23,12 +24,15 @@ class DeltaWalkConfig(KernelConfig, DeltaWalkShape):
     d_qk: int
     d_hv: int
     gated: bool
+    channels: bool = False
     reverse: bool = False
     keeps_errors: bool = False
+    keeps_states: bool = False
     states_only: bool = False
     loads: bool = False
     stores: bool = False
     num_slots: int = 2
+    num_outputs: int = 2  # blocks of o of a partition in flight
 
     @property
     def reads_queries(self) -> bool:

@@ -19,31 +19,38 @@ from .walk import (
     OPERAND_COLUMN,
     DeltaWalkStates,
     allocate_program,
+    decay_state,
     enqueue_walk,
     load_partition,
+    load_root,
     load_state,
     score_partition,
+    send_state,
     start_reading,
-    state_decay,
     state_operands,
     store_state,
 )
 
 
 @gluon.jit
-def errors_operand(reads, vT, scores, slot):
-    """Return (s (V - 2^b K S))^T, a left operand [64, 64]; reads: S^T K^T, float32; vT [64, 64] in shared memory."""
-    decay = scores.decay.index(slot).load(OPERAND_COLUMN)[None, :]
-    e = widened(vT.load(ACC_OPERAND)) - gl.convert_layout(reads, ACC_OPERAND, assert_trivial=True) * decay
-    return nearest(e * scores.root.index(slot).load(OPERAND_COLUMN)[None, :], vT.dtype)
+def errors_operand(reads, vT, scores, slot, CHANNELS: gl.constexpr):
+    """Return (s (V - 2^b K S))^T, a left operand [64, 64]; reads: S^T K^T, float32; vT [64, 64] in shared memory.
+
+    With channels 2^b is in what has been read.
+    """
+    reads = gl.convert_layout(reads, ACC_OPERAND, assert_trivial=True)
+    if not CHANNELS:
+        reads *= scores.decay.index(slot).load(OPERAND_COLUMN)[None, :]
+    e = widened(vT.load(ACC_OPERAND)) - reads
+    return nearest(e * load_root(scores, slot, OPERAND_COLUMN, CHANNELS)[None, :], vT.dtype)
 
 
 @gluon.jit
-def walk_tile(program, descs, out_smem, work, turn, places, state, HALF: gl.constexpr):
-    """Write 64 columns of o of a tile, and of Z if it is kept.
+def walk_tile(program, descs, buffers, work, turn, places, state, HALF: gl.constexpr):  # noqa: PLR0915
+    """Write 64 columns of o of a tile, and of Z if it is kept, and as many rows of the transposed state before it.
 
     Args:
-        descs: of o and Z.  out_smem: [2, 1, 1, 64, 64], blocks of o on their way out.
+        descs: of o, Z and states.  buffers: blocks in shared memory on their way out, of o and two of the state.
         places: the stages of k and of v, the slot of scores, and the number of the block of o.
 
     Returns: the state after the tile.
@@ -52,9 +59,13 @@ def walk_tile(program, descs, out_smem, work, turn, places, state, HALF: gl.cons
     PARTS: gl.constexpr = config.parts
     inputs, scores = program.inputs, program.scores
     dtype: gl.constexpr = inputs.key.dtype
-    o_desc, z_desc = descs
+    o_desc, z_desc, state_desc = descs
+    out_smem, state_smem = buffers
     key, stage, slot, out_slot = places
-    at = [work.batch, work.head, turn * 64, 128 * work.piece + 64 * HALF]
+    column = 128 * work.piece + 64 * HALF
+    at = [work.batch, work.head, turn * 64, column]
+    if config.keeps_states:
+        send_state(state_desc, program, work, turn, column, state, state_smem)
     operands = state_operands(state, dtype)
     reads = start_reading(operands, inputs.key, key.slot + opaque_zero(turn, 0))
     out = reads
@@ -63,7 +74,7 @@ def walk_tile(program, descs, out_smem, work, turn, places, state, HALF: gl.cons
     reads, out, _left, _right = wait_for_products(0, deps=(reads, out, operands[0], operands[1]))
     zero = opaque_zero(turn, 2)
     valueT = block(inputs.value, 2 * stage + HALF + zero).permute((1, 0))
-    e = errors_operand(reads, valueT, scores, slot + zero)
+    e = errors_operand(reads, valueT, scores, slot + zero, config.channels)
     z = gl.zeros([64, 64], gl.float32, layout=ACC)
     for part in gl.static_range(PARTS):
         # [64, 64] @ [64, 64] -> [64, 64]
@@ -72,7 +83,7 @@ def walk_tile(program, descs, out_smem, work, turn, places, state, HALF: gl.cons
     z, e = wait_for_products(0, deps=(z, e))
     valueT.store(nearest(z, dtype))  # Z takes the place of V
     fence_async_shared()
-    tma.store_wait(pendings=1)
+    tma.store_wait(pendings=config.num_outputs - 1 + 2 * config.keeps_states)
     barrier()  # Z is there, q and k have been read, and a block for o is free
     inputs.keys.consumer_release(key)
     if config.keeps_errors:
@@ -81,15 +92,16 @@ def walk_tile(program, descs, out_smem, work, turn, places, state, HALF: gl.cons
     if not config.states_only:
         # O^T = (scale 2^b Q S)^T + Z^T P^T
         zero = opaque_zero(turn, 3)
-        out *= scores.query_decay.index(slot + zero).load(ACC_COLUMN)[None, :]
+        if not config.channels:
+            out *= scores.query_decay.index(slot + zero).load(ACC_COLUMN)[None, :]
         zT = block(inputs.value, 2 * stage + HALF + zero).permute((1, 0))
-        out = warpgroup_mma(zT, scores.p.index(slot + zero).permute((1, 0)), out, is_async=True)
+        pT = scores.p.index(slot + zero).reshape([64, 64]).permute((1, 0))
+        out = warpgroup_mma(zT, pT, out, is_async=True)
 
     # S^T = 2^b_63 S^T + Z^T (s 2^(b_63 - b) K)
     zero = opaque_zero(turn, 4)
     zT = block(inputs.value, 2 * stage + HALF + zero).permute((1, 0))
-    decay = state_decay(scores, slot)
-    left, right = state[0] * decay, state[1] * decay
+    left, right = decay_state(state, scores, slot, config.channels)
     # [64, 64] @ [64, 64] -> [64, 64]
     left = warpgroup_mma(zT, block(scores.written_key, 2 * (slot + zero)), left, is_async=True)
     right = warpgroup_mma(zT, block(scores.written_key, 2 * (slot + zero) + 1), right, is_async=True)
@@ -107,7 +119,7 @@ def walk_tile(program, descs, out_smem, work, turn, places, state, HALF: gl.cons
 
 
 @gluon.jit
-def state_partition(program, descs, out_smem, HALF: gl.constexpr):
+def state_partition(program, descs, buffers, HALF: gl.constexpr):
     """Carry 64 rows of the transposed state as float32 accumulators, and write as many columns of o, and of Z."""
     config: gl.constexpr = program.config
     schedule, inputs, scores = program.schedule, program.inputs, program.scores
@@ -121,14 +133,14 @@ def state_partition(program, descs, out_smem, HALF: gl.constexpr):
             inputs.keys.consumer_wait(key)
             inputs.values.consumer_wait(value)
             places = key, value.slot, slot.slot, out_slot
-            state = walk_tile(program, descs, out_smem, work, turn, places, state, HALF)
+            state = walk_tile(program, descs, buffers, work, turn, places, state, HALF)
             barrier()
             inputs.values.consumer_release(value)
             scores.ring.consumer_release(slot)
             key = inputs.keys.next(key)
             value = inputs.values.next(value)
             slot = scores.ring.next(slot)
-            out_slot = (out_slot + 1) % 2
+            out_slot = (out_slot + 1) % config.num_outputs
         store_state(program, work, state, HALF)
     tma.store_wait(pendings=0)
 
@@ -147,8 +159,8 @@ def walk_outputs(
     prefix = gl.allocate_shared_memory(gl.float32, [64], VECTOR)
     gl.warp_specialize(
         [
-            (state_partition, (program, (o_desc, z_desc), out_smem0, 0)),
-            (state_partition, (program, (o_desc, z_desc), out_smem1, 1)),
+            (state_partition, (program, (o_desc, z_desc, o_desc), (out_smem0, out_smem0), 0)),
+            (state_partition, (program, (o_desc, z_desc, o_desc), (out_smem1, out_smem1), 1)),
             (score_partition, (program, scale, prefix)),
             (load_partition, (program, (q_desc, k_desc, v_desc, x_desc))),
         ],

@@ -20,11 +20,13 @@ Partitions of a program, and what connects them:
 The state is transposed, rows of v by columns of k, so that it and what is made of it are left operands in registers:
 the two state partitions share nothing, and never wait for one another. A program has 128 columns of v, and all 128 of
 q and k: TMA pads with zeros beyond the last step or column, and loses what is written there.
+
+With a decay a channel (`config.channels`) a kernel before has made P, and q and k with their decays, of which s 2^(b_63
+- b) K is one: then there is no score partition, and `load` copies all that. So 2^b and scale stand in what is read.
 """
 
 from typing import Any, NamedTuple
 
-from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma
@@ -32,6 +34,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from tflabench.kernels.common.launching import enqueue
 from tflabench.kernels.delta.hopper_plan import DeltaWalk
 from tflabench.kernels.scalar.hopper.conversions import nearest, nearest_of_negative, widened
+from tflabench.kernels.scalar.hopper.launch import EXPONENTS_LAYOUT, pointers
 from tflabench.kernels.scalar.hopper.pipeline import Ring, aggregate, allocate_ring
 from tflabench.kernels.scalar.hopper.state import state_pointers
 from tflabench.kernels.scalar.hopper.tiles import (
@@ -44,12 +47,20 @@ from tflabench.kernels.scalar.hopper.tiles import (
     block,
     load_blocks,
 )
-from tflabench.kernels.scalar.hopper.workarounds import ASSEMBLY, barrier, wait_for_products
+from tflabench.kernels.scalar.hopper.workarounds import (
+    ASSEMBLY,
+    barrier,
+    reinterpret,
+    tma_load,
+    tma_store,
+    wait_for_products,
+)
 
 from .config import DeltaWalkConfig
 from .schedule import DeltaCounts, DeltaSchedule, get_state_index, get_tile, get_work_item
 from .tiles import STEP_OF_EACH_WARP, DeltaGates, decayed, load_steps, products, sums_of_gates
 
+FLOATS = gl.constexpr(EXPONENTS_LAYOUT)
 OPERAND_COLUMN = gl.constexpr(gl.SliceLayout(0, ACC_OPERAND))  # a value for each column of a left operand
 
 
@@ -93,11 +104,12 @@ class DeltaScores:
 
     Fields:
         p: [slots, 64, 64], 16 bits.
-        written_key: of the walk for o, s 2^(b_63 - b) K, [2 * slots, 1, 1, 64, 64], 16 bits: what K is rounded to as
-            Z is written by it. Where the state is made again, in backward, it must be written by the same numbers:
-            errors correct what rounding did to this state, and to no other.
+        written_key: of the walk for o, and of channels, s 2^(b_63 - b) K, [2 * slots, 1, 1, 64, 64], 16 bits: what K
+            is rounded to as Z is written by it. Where the state is made again, in backward, it must be written by the
+            same numbers: errors correct what rounding did to this state, and to no other.
         decay: 2^b, by which k reads the state; the last one is that of the state.  query_decay: scale 2^b, by which q
-            does.  write_decay: s 2^(b_63 - b), by which steps write to it.  root: s.  [slots, 64] float32 each.
+            does.  write_decay: s 2^(b_63 - b), by which steps write to it.  root: s.  [slots, 64] float32 each. With
+            channels all are [3 * slots, 1, 64], of a slot 2^b_63 of 128 channels, then s.
     """
 
     ring: Ring
@@ -122,34 +134,53 @@ class DeltaProgram:
 
 
 @gluon.jit
+def allocate_scores(config: gl.constexpr, desc):
+    """Return a ring of scores; desc describes blocks of q."""
+    dtype: gl.constexpr = desc.dtype
+    SLOTS: gl.constexpr = config.num_slots
+    if config.channels:
+        decay = gl.allocate_shared_memory(gl.float32, [3 * SLOTS, 1, 64], FLOATS)
+        return DeltaScores(
+            ring=allocate_ring(SLOTS, 2),
+            p=gl.allocate_shared_memory(dtype, [SLOTS, 1, 1, 64, 64], desc.layout),
+            written_key=gl.allocate_shared_memory(dtype, [2 * SLOTS, 1, 1, 64, 64], desc.layout),
+            decay=decay,
+            query_decay=decay,
+            write_decay=decay,
+            root=decay,
+        )
+    else:
+        layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, 64], dtype)
+        p = gl.allocate_shared_memory(dtype, [SLOTS, 64, 64], layout)
+        written_key = p
+        if not config.reverse:
+            written_key = gl.allocate_shared_memory(dtype, [2 * SLOTS, 1, 1, 64, 64], desc.layout)
+        return DeltaScores(
+            ring=allocate_ring(SLOTS, 2),
+            p=p,
+            written_key=written_key,
+            decay=gl.allocate_shared_memory(gl.float32, [SLOTS, 64], VECTOR),
+            query_decay=gl.allocate_shared_memory(gl.float32, [SLOTS, 64], VECTOR),
+            write_decay=gl.allocate_shared_memory(gl.float32, [SLOTS, 64], VECTOR),
+            root=gl.allocate_shared_memory(gl.float32, [SLOTS, 64], VECTOR),
+        )
+
+
+@gluon.jit
 def allocate_program(schedule, gates, states, config: gl.constexpr, desc):
     """Return what all partitions share; desc describes blocks of q."""
     dtype: gl.constexpr = desc.dtype
     STAGES: gl.constexpr = config.num_stages
     VALUE_STAGES: gl.constexpr = config.num_value_stages
-    SLOTS: gl.constexpr = config.num_slots
     inputs = DeltaTiles(
-        keys=allocate_ring(STAGES, 3),
+        keys=allocate_ring(STAGES, 2 if config.channels else 3),
         query=gl.allocate_shared_memory(dtype, [2 * STAGES, 1, 1, 64, 64], desc.layout),
         key=gl.allocate_shared_memory(dtype, [2 * STAGES, 1, 1, 64, 64], desc.layout),
         values=allocate_ring(VALUE_STAGES, 2),
         value=gl.allocate_shared_memory(dtype, [2 * VALUE_STAGES, 1, 1, 64, 64], desc.layout),
         inverse=gl.allocate_shared_memory(dtype, [config.parts * VALUE_STAGES, 1, 1, 64, 64], desc.layout),
     )
-    layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, 64], dtype)
-    p = gl.allocate_shared_memory(dtype, [SLOTS, 64, 64], layout)
-    written_key = p
-    if not config.reverse:
-        written_key = gl.allocate_shared_memory(dtype, [2 * SLOTS, 1, 1, 64, 64], desc.layout)
-    scores = DeltaScores(
-        ring=allocate_ring(SLOTS, 2),
-        p=p,
-        written_key=written_key,
-        decay=gl.allocate_shared_memory(gl.float32, [SLOTS, 64], VECTOR),
-        query_decay=gl.allocate_shared_memory(gl.float32, [SLOTS, 64], VECTOR),
-        write_decay=gl.allocate_shared_memory(gl.float32, [SLOTS, 64], VECTOR),
-        root=gl.allocate_shared_memory(gl.float32, [SLOTS, 64], VECTOR),
-    )
+    scores = allocate_scores(config, desc)
     return DeltaProgram(config, schedule, gates, states, inputs, scores)
 
 
@@ -157,39 +188,69 @@ def allocate_program(schedule, gates, states, config: gl.constexpr, desc):
 
 
 @gluon.jit
-def acquire_stage(ring, stage, BLOCKS: gl.constexpr):
-    """Wait until a stage is free, and return the barrier that counts the bytes of the blocks that are to come."""
+def acquire_stage(ring, stage, BLOCKS: gl.constexpr, MORE: gl.constexpr = 0):
+    """Wait until a stage is free, and return the barrier that counts the bytes to come, of blocks and MORE."""
     ring.producer_acquire(stage)
     fence_async_shared()  # consumers' reads of the stage, before the copies write there
     full = ring.full.index(stage.slot)
-    mbarrier.expect(full, BLOCKS * BLOCK_BYTES)
+    mbarrier.expect(full, BLOCKS * BLOCK_BYTES + MORE)
     return full
 
 
 @gluon.jit
 def load_partition(program, descs):
-    """Copy all tiles to shared memory, in the order in which they are met; descs: of q, k, v or do, and X."""
+    """Copy all tiles to shared memory, in the order in which they are met.
+
+    Args:
+        descs: of q, k, v or do, and X; with channels also of s 2^(b_63 - b) K, P and the decays of tiles.
+    """
     config: gl.constexpr = program.config
     PARTS: gl.constexpr = config.parts
     BLOCKS: gl.constexpr = 4 if config.reads_queries else 2
     schedule, inputs = program.schedule, program.inputs
-    q_desc, k_desc, v_desc, x_desc = descs
-    key, value = inputs.keys.begin(), inputs.values.begin()
+    q_desc, k_desc, v_desc, x_desc = descs[0], descs[1], descs[2], descs[3]
+    key, value, slot = inputs.keys.begin(), inputs.values.begin(), program.scores.ring.begin()
     for item in range(gl.program_id(0), schedule.num_items, gl.num_programs(0)):
         work = get_work_item(schedule, item, config.pieces)
         for turn in range(work.first_tile, work.end_tile):
             step = get_tile(work, turn, config.reverse) * 64
+            if config.channels:
+                if config.reverse:  # reads P and the written key first
+                    load_scores(program, descs, work, step, slot)
+                head = work.head
+            else:
+                head = work.qk_head
             full = acquire_stage(inputs.keys, key, BLOCKS)
-            load_blocks(k_desc, (work.batch, work.qk_head, step, 0), inputs.key, 2 * key.slot, 2, full)
+            load_blocks(k_desc, (work.batch, head, step, 0), inputs.key, 2 * key.slot, 2, full)
             if config.reads_queries:
-                load_blocks(q_desc, (work.batch, work.qk_head, step, 0), inputs.query, 2 * key.slot, 2, full)
+                load_blocks(q_desc, (work.batch, head, step, 0), inputs.query, 2 * key.slot, 2, full)
             full = acquire_stage(inputs.values, value, 2 + PARTS)
             load_blocks(x_desc, (work.batch, work.head, step, 0), inputs.inverse, PARTS * value.slot, PARTS, full)
             # Of a transition these are beyond the last column, where v is 0.
             at = (work.batch, work.head, step, 128 * work.piece)
             load_blocks(v_desc, at, inputs.value, 2 * value.slot, 2, full)
+            if config.channels:
+                if not config.reverse:
+                    load_scores(program, descs, work, step, slot)
+                slot = program.scores.ring.next(slot)
             key = inputs.keys.next(key)
             value = inputs.values.next(value)
+
+
+@gluon.jit
+def load_scores(program, descs, work, step, slot):
+    """Copy P, the written key and the decays of channels of a tile, from a step on, to a slot."""
+    config: gl.constexpr = program.config
+    written_desc, p_desc, decays_desc = descs[4], descs[5], descs[6]
+    scores, schedule = program.scores, program.schedule
+    full = acquire_stage(scores.ring, slot, 3 if config.reads_queries else 2, 3 * 64 * 4)
+    at = (work.batch, work.head, step, 0)
+    load_blocks(written_desc, at, scores.written_key, 2 * slot.slot, 2, full)
+    if config.reads_queries:
+        load_blocks(p_desc, at, scores.p, slot.slot, 1, full)
+    for j in gl.static_range(3):
+        place = 3 * (work.row * schedule.num_tiles + step // 64) + j
+        tma_load(decays_desc, [place, 0], full, scores.decay.index(3 * slot.slot + j))
 
 
 # --- Score partition --------------------------------------------------------------------------------------------------
@@ -337,9 +398,36 @@ def read_state(state, x_blocks, x_tile, NEGATIVE: gl.constexpr = False):
 
 
 @gluon.jit
-def state_decay(scores, slot):
-    """Return 2^b_63, by which the state is multiplied."""
-    return gl.sum(scores.decay.index(slot).slice(63, 1).load(STEP_OF_EACH_WARP), axis=0)
+def load_root(scores, slot, layout: gl.constexpr, CHANNELS: gl.constexpr):
+    """Return s of the steps of a tile, [64]."""
+    if CHANNELS:
+        return reinterpret(scores.root.index(3 * slot + 2), gl.float32, [64], VECTOR).load(layout)
+    else:
+        return scores.root.index(slot).load(layout)
+
+
+@gluon.jit
+def decay_state(state, scores, slot, CHANNELS: gl.constexpr):
+    """Return the two halves of 64 rows of a transposed state, multiplied by 2^b_63."""
+    if CHANNELS:
+        left = reinterpret(scores.decay.index(3 * slot), gl.float32, [64], VECTOR).load(ACC_COLUMN)
+        right = reinterpret(scores.decay.index(3 * slot + 1), gl.float32, [64], VECTOR).load(ACC_COLUMN)
+        return state[0] * left[None, :], state[1] * right[None, :]
+    else:
+        decay = gl.sum(scores.decay.index(slot).slice(63, 1).load(STEP_OF_EACH_WARP), axis=0)
+        return state[0] * decay, state[1] * decay
+
+
+@gluon.jit
+def send_state(desc, program, work, tile, column, state, smem):
+    """Write 64 rows of a transposed state to those of a tile, in 16 bits; smem: two blocks, which are free."""
+    dtype: gl.constexpr = smem.dtype
+    for j in gl.static_range(2):
+        block(smem, j).store(nearest(state[j], dtype))
+    fence_async_shared()
+    barrier()
+    for j in gl.static_range(2):
+        tma_store(desc, [0, work.row * program.schedule.num_tiles + tile, column, 64 * j], smem.index(j))
 
 
 # --- Host -------------------------------------------------------------------------------------------------------------
@@ -350,8 +438,7 @@ def enqueue_walk(
     config: DeltaWalkConfig,
 ) -> None:  # fmt: skip
     """Launch the walk for o or for dv."""
-    unused: Tensor = gates.beta
-    given = states._make([unused if x is None else x for x in states])
+    given = pointers(states, gates.beta)
     enqueue(
         kernel, walk.programs, *descs, gates, given, scale, DeltaCounts.of(walk),
         config=config, num_warps=4, maxnreg=128, **ASSEMBLY,

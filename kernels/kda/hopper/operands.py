@@ -3,9 +3,9 @@
 
 b_i is for each channel the sum of log2 gates from the tile's first step to step i, and s = sqrt(beta):
 
-    query = scale q 2^b        key = k 2^b        written key = s k 2^(b_63 - b)        decay = 2^b_63
+    query = scale q 2^b        key = k 2^b        written key = s k 2^(b_63 - b)        decays = 2^b_63, s
     P_ij = scale s_j sum over c of q_ic k_jc 2^(b_ic - b_jc), j <= i
-    A_ij = s_i s_j sum over c of k_ic k_jc 2^(b_ic - b_jc), j < i        X = (I + A)^-1 diag(s)
+    A_ij = s_i s_j sum over c of k_ic k_jc 2^(b_ic - b_jc), j < i        X = (I + A)^-1
 
 P and A come by 4 x 4 blocks of 16 steps. Let w_i be the sum from the first step of a block on, and t the total of a
 block. Between blocks J < I both factors are at most 1, whatever the gates:
@@ -14,9 +14,10 @@ block. Between blocks J < I both factors are at most 1, whatever the gates:
 
 Within a block the reference r lies in the middle between the first and the last w, and a gate below 2^-16 counts as
 that: it lets through less than bfloat16 rounds off. (x_i 2^(w_i - r)) . (k_j 2^(r - w_j)) is in range for j <= i, as
-factors are within 2^-120 and 2^120; what is above the diagonal may overflow, and is not used.
+factors are within 2^-120 and 2^120; what is above the diagonal may overflow, and is not used. The diagonal of P, most
+of it where gates are strong, is the product of q and k as they are.
 
-Without the delta rule (Gated Linear Attention) there are no key, A and X, and s is 1.
+Without the delta rule (Gated Linear Attention) there is P alone, with an s of 1.
 """
 
 from typing import Any, NamedTuple
@@ -43,7 +44,7 @@ from tflabench.kernels.delta.hopper.inverses import (
     invert_blocks,
     put_blocks,
 )
-from tflabench.kernels.delta.hopper.tiles import DeltaGates, load_steps
+from tflabench.kernels.delta.hopper.tiles import STEP_OF_EACH_WARP, DeltaGates, load_steps
 from tflabench.kernels.delta.hopper_plan import TILE
 from tflabench.kernels.scalar.hopper.conversions import nearest, remainder, widened
 from tflabench.kernels.scalar.hopper.launch import descriptor
@@ -68,32 +69,32 @@ from .tiles import (
 
 
 class TileOperands(NamedTuple):
-    """What the kernel writes; None is what only the delta rule has.
+    """What the kernel writes.
 
     Attributes:
         query, key, written_key: (B, H, tiles * 64, d_qk), in the dtype of q.
         p, x: P (B, H, tiles * 64, 64), and X (B, H, tiles * 64, parts * 64), whose parts add up to it.
-        decay: (B, H, tiles * 128) float32: a value for each channel of a tile, 1 beyond d_qk.
+        decays: (B, H, tiles * 192) float32: of a tile 2^b_63 of 128 channels, 1 beyond d_qk, and s of 64 steps.
     """
 
     query: Tensor
-    key: Tensor | None
+    key: Tensor
     written_key: Tensor
     p: Tensor
-    x: Tensor | None
-    decay: Tensor
+    x: Tensor
+    decays: Tensor
 
 
 class OperandTensors(NamedTuple):
     """Tensors without descriptors; on the device, pointers.
 
     Attributes:
-        gates: strengths.  decay: see `TileOperands`.
-        closed: (B * H,) int32, for scores alone: 0 for sequences of a head that are left out.
+        gates: strengths.  decays: see `TileOperands`.
+        closed: (B * H,) int32, without the delta rule: 0 for sequences of a head that are left out.
     """
 
     gates: Any
-    decay: Any
+    decays: Any
     closed: Any
 
 
@@ -119,7 +120,14 @@ def load_right(rights, first):
 
 
 @gluon.jit
-def weigh(tile, operands, totals, decay_ptr, scale, root, scores, DELTA: gl.constexpr, SCORES_ALONE: gl.constexpr):
+def steps_of_blocks():
+    """Return the rows and the columns of blocks [4, 16, 16]."""
+    i = gl.arange(0, 16, layout=gl.SliceLayout(0, OF_WARPS_ROW))[None, :, None]
+    return i, gl.arange(0, 16, layout=gl.SliceLayout(0, OF_WARPS_COLUMN))[None, None, :]
+
+
+@gluon.jit
+def weigh(tile, operands, totals, decay_ptr, scale, root, scores, DELTA: gl.constexpr):
     """Add to the diagonal blocks of P and A what 64 channels make of them, and prepare the products between blocks.
 
     Args:
@@ -145,10 +153,14 @@ def weigh(tile, operands, totals, decay_ptr, scale, root, scores, DELTA: gl.cons
     four_blocks(rights, 0).store(as_steps(nearest(k * gl.exp2(-w), dtype)))
     t = gl.sum(g, axis=1)
     before, after, following, following_two, total = sums_of_blocks(t, totals)  # a barrier in it
-    if not SCORES_ALONE:
+    if DELTA:
         gl.store(decay_ptr + gl.arange(0, 64, layout=CHANNELS), gl.exp2(total))
     right = load_right(rights, 0)
-    p = mma_v2(load_left(lefts, 0), right, p)
+    zeros = gl.zeros([4, 16, 16], gl.float32, layout=OF_WARPS)
+    k_blocks = k_block.reshape([4, 16, 64]).permute((0, 2, 1))
+    as_they_are = mma_v2(q_block.reshape([4, 16, 64]).load(OF_WARPS_LEFT), k_blocks.load(OF_WARPS_RIGHT), zeros)
+    i, j = steps_of_blocks()
+    p += gl.where(i == j, as_they_are, mma_v2(load_left(lefts, 0), right, zeros))
     if DELTA:
         a = mma_v2(load_left(lefts, 1), right, a)
     barrier()
@@ -158,21 +170,18 @@ def weigh(tile, operands, totals, decay_ptr, scale, root, scores, DELTA: gl.cons
     before = gl.exp2(before)[:, None, :]
     q = as_blocks(widened(q_block.load(BY_CHANNEL))) * up
     block(lefts, 0).store(as_steps(nearest(q, dtype)))
-    if not SCORES_ALONE:
-        q_block.store(as_steps(nearest(q * (before * scale), dtype)))
     k = as_blocks(widened(k_block.load(BY_CHANNEL)))
     if DELTA:
+        q_block.store(as_steps(nearest(q * (before * scale), dtype)))
         block(lefts, 1).store(as_steps(nearest(k * up, dtype)))
         k_block.store(as_steps(nearest(k * up * before, dtype)))
     k *= gl.exp2(gl.minimum(t[:, None, :] - w, 0.0))  # sums in another order may differ
     four_blocks(rights, 1).store(as_steps(nearest(k, dtype)))
     four_blocks(rights, 5).store(as_steps(nearest(k * gl.exp2(following)[:, None, :], dtype)))
     four_blocks(rights, 9).store(as_steps(nearest(k * gl.exp2(following_two)[:, None, :], dtype)))
-    if not SCORES_ALONE:
-        k *= gl.exp2(after)[:, None, :]
-        if DELTA:
-            k *= by_blocks(root).load(gl.SliceLayout(2, BLOCKS_BY_CHANNEL))[:, :, None]
-        written_block.store(as_steps(nearest(k, dtype)))
+    if DELTA:
+        s = by_blocks(root).load(gl.SliceLayout(2, BLOCKS_BY_CHANNEL))[:, :, None]
+        written_block.store(as_steps(nearest(k * gl.exp2(after)[:, None, :] * s, dtype)))
     fence_async_shared()  # before copies read what is stored
     barrier()
     return p, a
@@ -221,13 +230,12 @@ def load_channels(descs, at, qk_head, buffers, c: gl.constexpr, full):
 
 @gluon.jit
 def solve(a, below, root, scratch):
-    """Return X of a tile, [64, 64] float32, of the blocks [4, 16, 16] on and below the diagonal.
+    """Return X of a tile, [64, 64] float32, of the blocks [4, 16, 16] of A on and below the diagonal, without s.
 
     Args:
         root: s, [64] in shared memory.  scratch: see `invert`.
     """
-    i = gl.arange(0, 16, layout=gl.SliceLayout(0, OF_WARPS_ROW))[None, :, None]
-    j = gl.arange(0, 16, layout=gl.SliceLayout(0, OF_WARPS_COLUMN))[None, None, :]
+    i, j = steps_of_blocks()
     s = by_blocks(root)
     a *= s.load(OF_WARPS_ROW)[:, :, None] * s.load(OF_WARPS_COLUMN)[:, None, :]
     a = nearest(gl.where(i > j, a, 0.0), gl.float16)
@@ -235,15 +243,15 @@ def solve(a, below, root, scratch):
     d = put_blocks(invert_blocks(a, aT), gl.zeros([64, 64], gl.float16, layout=ACC))
     rest = put_below(below, gl.zeros([64, 64], gl.float32, layout=ACC))
     rest *= root.load(ACC_ROW)[:, None] * root.load(ACC_COLUMN)[None, :]
-    return invert(nearest(rest, gl.float16), d, scratch) * root.load(ACC_COLUMN)[None, :]
+    return invert(nearest(rest, gl.float16), d, scratch)
 
 
 @gluon.jit
-def make_operands(  # noqa: C901, PLR0913, PLR0915  one tile, in its order
+def make_operands(  # noqa: PLR0915  one tile, in its order
     q_desc, k_desc, g_desc, query_desc, key_desc, written_desc, p_desc, x_desc, tensors, scale, counts,
-    PARTS: gl.constexpr, SCORES_ALONE: gl.constexpr,
+    PARTS: gl.constexpr,
 ):  # fmt: skip
-    """Write `TileOperands` of a tile, or P alone; PARTS: of X, 0 without the delta rule.
+    """Write `TileOperands` of a tile or, without the delta rule, P alone; PARTS: of X, 0 without the delta rule.
 
     Tiles of all heads go side by side: in memory their steps may be neighbours.
     """
@@ -254,10 +262,10 @@ def make_operands(  # noqa: C901, PLR0913, PLR0915  one tile, in its order
     batch, tile = gl.program_id(0) // num_heads // num_tiles, gl.program_id(0) // num_heads % num_tiles
     head = gl.program_id(0) % num_heads
     row = batch * num_heads + head
-    if SCORES_ALONE:  # noqa: SIM102  a constant decides alone
+    if not DELTA:  # noqa: SIM102  a constant decides alone
         if gl.load(tensors.closed + row) == 0:
             return
-    decay = tensors.decay + (row * num_tiles + tile) * 128
+    decays = tensors.decays + (row * num_tiles + tile) * 192
     q_blocks = gl.allocate_shared_memory(dtype, [2, 1, 1, 64, 64], q_desc.layout)
     k_blocks = gl.allocate_shared_memory(dtype, [2, 1, 1, 64, 64], k_desc.layout)
     g_blocks = gl.allocate_shared_memory(g_desc.dtype, [2, 1, 1, 64, 64], g_desc.layout)
@@ -272,6 +280,7 @@ def make_operands(  # noqa: C901, PLR0913, PLR0915  one tile, in its order
     if DELTA:
         _g, s = load_steps(tensors.gates, row, tile, num_steps, False)
         root.store(s)
+        gl.store(decays + 128 + gl.arange(0, 64, layout=STEP_OF_EACH_WARP), s)
     p, a = no_blocks(1)[0], no_blocks(1)[0]
     p_below, a_below = no_blocks(3), no_blocks(3)
     for c in gl.static_range(2):
@@ -279,19 +288,16 @@ def make_operands(  # noqa: C901, PLR0913, PLR0915  one tile, in its order
         g_block = g_blocks.index(c)
         written = as_bfloat16(g_block)
         blocks = block(q_blocks, c), block(k_blocks, c), g_block.reshape([64, 64]), written.reshape([64, 64])
-        operands = lefts, rights
-        p, a = weigh(blocks, operands, totals, decay + 64 * c, scale, root, (p, a), DELTA, SCORES_ALONE)
-        if not SCORES_ALONE:
-            tma_store(query_desc, [batch, head, tile * 64, 64 * c], q_blocks.index(c))
-            tma_store(written_desc, [batch, head, tile * 64, 64 * c], written)
+        p, a = weigh(blocks, (lefts, rights), totals, decays + 64 * c, scale, root, (p, a), DELTA)
         p_below = multiply_between_blocks(lefts, rights, p_below, 0)
         if DELTA:
+            tma_store(query_desc, [batch, head, tile * 64, 64 * c], q_blocks.index(c))
             tma_store(key_desc, [batch, head, tile * 64, 64 * c], k_blocks.index(c))
+            tma_store(written_desc, [batch, head, tile * 64, 64 * c], written)
             a_below = multiply_between_blocks(lefts, rights, a_below, 1)
         barrier()
 
-    i = gl.arange(0, 16, layout=gl.SliceLayout(0, OF_WARPS_ROW))[None, :, None]
-    j = gl.arange(0, 16, layout=gl.SliceLayout(0, OF_WARPS_COLUMN))[None, None, :]
+    i, j = steps_of_blocks()
     p = put_blocks(gl.where(i >= j, p, 0.0), gl.zeros([64, 64], gl.float32, layout=ACC))
     p = put_below(p_below, p) * scale
     if DELTA:
@@ -314,32 +320,35 @@ def make_operands(  # noqa: C901, PLR0913, PLR0915  one tile, in its order
     tma.store_wait(pendings=0)
 
 
-def launch_operands(
-    q: Tensor, k: Tensor, g: Tensor, beta: Tensor | None, *, sizes: Sizes, scale: float, parts: int = 1
-) -> TileOperands:
-    """Return the operands of all tiles of q and k (B, H or fewer, T, d_qk), as TMA takes them.
-
-    Args:
-        g: log decays (B, H, T, d_qk), float32 or bfloat16, as TMA takes them.
-        beta: strengths (B, H, T) float32, contiguous; None without the delta rule.
-        parts: numbers in the dtype of q that an element of X is the sum of.
-    """
-    B, H, group, T, d_qk, _ = sizes
+def empty_operands(q: Tensor, sizes: Sizes, parts: int) -> TileOperands:
+    """Return operands, uninitialised; parts: of X."""
+    B, H, _, T, d_qk, _ = sizes
     tiles = cdiv(T, TILE)
 
     def empty(columns: int) -> Tensor:
         return q.new_empty((B, H, tiles * TILE, columns))
 
-    parts = parts if beta is not None else 0
-    key, x = (empty(d_qk), empty(parts * TILE)) if parts else (None, None)
-    decay = q.new_empty((B, H, tiles * 128), dtype=torch.float32)
-    made = TileOperands(empty(d_qk), key, empty(d_qk), empty(TILE), x, decay)
-    descs = (descriptor(made.p if y is None else y) for y in made[:5])
-    tensors = OperandTensors(DeltaGates(decay, decay if beta is None else beta), decay, decay)
+    decays = q.new_empty((B, H, tiles * 192), dtype=torch.float32)
+    return TileOperands(empty(d_qk), empty(d_qk), empty(d_qk), empty(TILE), empty(parts * TILE), decays)
+
+
+def launch_operands(
+    q: Tensor, k: Tensor, g: Tensor, beta: Tensor, *, sizes: Sizes, scale: float, parts: int
+) -> TileOperands:
+    """Return the operands of all tiles of q and k (B, H or fewer, T, d_qk), as TMA takes them.
+
+    Args:
+        g: log decays (B, H, T, d_qk), float32 or bfloat16, as TMA takes them.
+        beta: strengths (B, H, T) float32, contiguous.
+        parts: numbers in the dtype of q that an element of X is the sum of.
+    """
+    B, H, group, T, _, _ = sizes
+    tiles, made = cdiv(T, TILE), empty_operands(q, sizes, parts)
+    tensors = OperandTensors(DeltaGates(beta, beta), made.decays, made.decays)
     counts = encode_counts(OperandCounts(T, tiles, H, group))
     enqueue(
-        make_operands, B * H * tiles, *map(descriptor, (q, k, g)), *descs, tensors, scale, counts,
-        PARTS=parts, SCORES_ALONE=False, num_warps=4, **ASSEMBLY,
+        make_operands, B * H * tiles, *map(descriptor, (q, k, g, *made[:5])), tensors, scale, counts,
+        PARTS=parts, num_warps=4, **ASSEMBLY,
     )  # fmt: skip
     return made
 
@@ -357,6 +366,6 @@ def launch_scores(q: Tensor, k: Tensor, g: Tensor, closed: Tensor, *, sizes: Siz
     enqueue(
         make_operands, B * H * tiles, *map(descriptor, (q, k, g, *[p] * 5)),
         OperandTensors(DeltaGates(closed, closed), closed, closed), scale, counts,
-        PARTS=0, SCORES_ALONE=True, num_warps=4, **ASSEMBLY,
+        PARTS=0, num_warps=4, **ASSEMBLY,
     )  # fmt: skip
     return p

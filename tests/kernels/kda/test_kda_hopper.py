@@ -26,13 +26,15 @@ def tiles(x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("gates", ["usual", "strong", "closing"])
-def test_operands_without_the_delta_rule(gates: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_operands_of_a_tile(gates: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the gates: their sums are those of the recurrence, and every factor is in range."""
     monkeypatch.setattr(operands, "make_operands", Machine(family=KDA).kernels["make_operands"])
     torch.manual_seed(0)
     q, k = (torch.randn(1, 1, 100, 80).to(B16) for _ in range(2))
     g = log_decays(gates, (1, 2, 100, 80)).to(B16 if gates == "usual" else torch.float32)
-    made = operands.launch_operands(q, k, g, None, sizes=Sizes(1, 2, 2, 100, 80, 16), scale=0.1)
+    made = operands.launch_operands(
+        q, k, g, torch.ones(1, 2, 100), sizes=Sizes(1, 2, 2, 100, 80, 16), scale=0.1, parts=1
+    )
     q, k, b = tiles(q), tiles(k), tiles(g).clamp_min(-100).cumsum(3)
     weights = (b[..., :, None, :] - b[..., None, :, :]).clamp_max(0).exp()
     p = torch.einsum("bhnic,bhnjc,bhnijc->bhnij", *(x.expand(-1, 2, -1, -1, -1) for x in (q, k)), weights).tril()
@@ -40,4 +42,4 @@ def test_operands_without_the_delta_rule(gates: str, monkeypatch: pytest.MonkeyP
     wanted = (0.1 * q * b.exp(), k * (end - b).exp(), 0.1 * p)
     for x, y in zip((made.query, made.written_key, made.p), wanted, strict=True):
         assert distance(tiles(x), y) < 5e-3
-    assert distance(made.decay.unflatten(2, (-1, 128))[..., :80], end[:, :, :, 0].exp()) < 1e-5
+    assert distance(made.decays.unflatten(2, (-1, 192))[..., :80], end[:, :, :, 0].exp()) < 1e-5
