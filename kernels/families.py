@@ -109,8 +109,8 @@ register(
     Family(
         KdaGate,
         _module("delta.reference"),
-        {"tfla": _kernels("kda.chunkwise")},
-        {"auto": ("tfla",)},
+        {"hopper": _kernels("kda.hopper.chunkwise"), "tfla": _kernels("kda.chunkwise")},
+        {"auto": ("hopper", "tfla")},
         reference_chunk_size=32,
         decode_kernels=_module("delta.step_kernel"),
         batch_from=64,

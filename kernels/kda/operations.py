@@ -19,9 +19,10 @@ class KdaOptions(DeltaTerms, total=False):
 
     Attributes:
         scale, initial_state, cu_seqlens, chunk_size, layout, group: as in `Options`.
-        implementation: "auto", the default, is "tfla" where it runs, else "reference" (CPU, float64, head dimensions
-            that are no multiple of 16). "tfla": TFLA with the delta rule and a decay a channel, in Triton, for d_qk up
-            to 256.
+        implementation: "auto", the default, is "hopper" on a Hopper GPU for what it takes, "tfla" on other GPUs and for
+            what else that takes, and "reference" for the rest and on a CPU. "hopper": fused kernels, for bfloat16, d_qk
+            up to 128 and d_hv up to 256. "tfla": TFLA with the delta rule and a decay a channel, in Triton, for d_qk up
+            to 128.
     """
 
     scale: float | None

@@ -28,22 +28,42 @@ CASES = [
 ]  # fmt: skip
 
 
+FUSED = [
+    *(Kda(T, *shape, states=True, heads=16 if T < 63 else 4, dtype=torch.bfloat16) for T in (1, 15, 63, 64, 100, 1000)
+      for shape in SHAPES),
+    *(Kda(2048, 128, 128, gates, keys, beta, 2048, heads=2, sharing=2, dtype=torch.bfloat16)
+      for gates in GATES for keys in ("random", "alike", "repeated") for beta in ("usual", 1.0, 2.0)),
+    *(Kda(2048, 128, 256, gates, "alike", L=L, heads=2, dtype=torch.bfloat16, states=True, layout="bthd")
+      for gates in GATES for L in (256, 2048)),
+    Kda(8192, 128, 128, "strong", heads=4, L=8192, dtype=torch.bfloat16),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_forward_and_every_gradient(case: Case) -> None:
     assert failures(case) == []
 
 
-def test_repeated_runs_are_the_same_to_the_bit() -> None:
-    case = Kda(4096, 128, 256, "strong", heads=8, sharing=2, L=256, dtype=torch.bfloat16, states=True)
+@pytest.mark.parametrize("case", FUSED, ids=str)
+def test_fused_forward_and_every_gradient(case: Case) -> None:
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("the fused kernels need Hopper")
+    assert failures(case, "hopper") == []
+
+
+@pytest.mark.parametrize("implementation", ["auto", "tfla"])
+def test_repeated_runs_are_the_same_to_the_bit(implementation: str) -> None:
+    case = Kda(4096, 128, 256, "strong", heads=8, sharing=2, L=512, dtype=torch.bfloat16, states=True)
     inputs, grads = draw(case)
-    first = computed(case, inputs, grads)
+    first = computed(case, inputs, grads, implementation)
     for _ in range(20):
-        again = computed(case, inputs, grads)
+        again = computed(case, inputs, grads, implementation)
         assert [name for name, x in first.items() if not torch.equal(x, again[name])] == []
 
 
-def test_it_is_captured_in_a_graph_and_compiled() -> None:
-    inputs: Any = draw(Kda(1000, 64, 64, dtype=torch.bfloat16))[0] | {"implementation": "tfla"}
+@pytest.mark.parametrize("implementation", ["auto", "tfla"])
+def test_it_is_captured_in_a_graph_and_compiled(implementation: str) -> None:
+    inputs: Any = draw(Kda(1000, 64, 64, dtype=torch.bfloat16))[0] | {"implementation": implementation}
     wanted = ops.kda(**inputs)
     assert torch.equal(torch.compile(ops.kda, fullgraph=True)(**inputs), wanted)
     graph = torch.cuda.CUDAGraph()

@@ -2,22 +2,94 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
 if not torch.cuda.is_available():
     pytest.importorskip("triton.experimental.gluon")
 
-from delta_cases import distance, log_decays
-from gluon_on_cpu import KDA, Machine
+from delta_cases import Case, distance, draw, failures, log_decays
+from gluon_on_cpu import KDA, Deadlock, Machine, launch_delta_on
 from torch import Tensor
 
+from tflabench import ops
+from tflabench.kernels.chunkwise_operator import setup_key
 from tflabench.kernels.common.sizes import Sizes
+from tflabench.kernels.kda.gating import KDA as GATE
 from tflabench.kernels.kda.hopper import operands
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the rest is computed in Triton's interpreter")
 
 B16 = torch.bfloat16
+Kda = partial(Case, channels=True, dtype=B16)
+SMALL = Kda(130, 16, 16, "closing", L=1024, states=True, heads=2, sharing=2)  # 4 heads, by 3 programs
+CASES = [
+    Kda(15, 48, 80, heads=8, sharing=2, states=True),
+    Kda(64, 128, 128, "open", "alike", 1.0, layout="bthd"),
+    Kda(150, 64, 192, "resets", beta=2.0, sharing=2, states=True),  # in segments of one tile, two pieces of v
+    Kda(130, 96, 128, "closing", "repeated", 1.0, L=1024, states=True),
+    Kda(100, 16, 16, "strong", "alike", 2.0, heads=2, L=1024),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_forward_and_every_gradient(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    launch_delta_on(Machine(seed=case.T, family=KDA), monkeypatch)
+    assert failures(case, "hopper") == []
+
+
+@pytest.mark.parametrize(
+    ("source", "right", "mistaken"),
+    [
+        ("delta/walk", "ring.producer_acquire(stage)", "pass"),  # a slot is overwritten
+        ("delta/forward", "pendings=config.num_outputs - 1 + 2 * config.keeps_states", "pendings=5"),
+        ("kda/gradients", "mbarrier.wait(full, 0)\n    dq", "dq"),  # q and k that have not arrived
+        ("kda/operands", "mbarrier.wait(loaded.index(c), 0)", "pass"),
+        ("kda/gradients", "(shut[:, None, :] >> bit) & 1) == 1", "(shut[:, None, :] >> bit) & 1) == 2"),
+    ],
+)  # fmt: skip
+def test_mistakes_show(source: str, right: str, mistaken: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one of a few orders: numbers are wrong, or a role waits for ever."""
+    edits = []
+
+    def edit(name: str, text: str) -> str:
+        if name != source:
+            return text
+        edits.append(text.count(right))
+        return text.replace(right, mistaken)
+
+    for seed in range(4):
+        launch_delta_on(Machine(seed=seed, edit=edit, family=KDA), monkeypatch)
+        try:
+            wrong = failures(SMALL, "hopper")
+        except (Deadlock, AssertionError):
+            wrong = ["stuck"]
+        assert edits[-1] == 1
+        if wrong:
+            return
+    pytest.fail("no order shows it")
+
+
+def test_without_gradients_o_is_the_same_to_the_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    launch_delta_on(Machine(seed=2, family=KDA), monkeypatch)
+    inputs = draw(Kda(70, 16, 16))[0]
+    wanted = ops.kda(**{name: x.requires_grad_() for name, x in inputs.items()}, implementation="hopper")
+    with torch.no_grad():
+        assert torch.equal(ops.kda(**inputs, implementation="hopper"), wanted)
+
+
+@pytest.mark.parametrize("backward", [True, False])
+def test_the_operator_is_one_to_compilers(backward: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its fake has the shapes and strides of what runs, in two segments."""
+    launch_delta_on(Machine(seed=0, family=KDA), monkeypatch)
+    q, k, v, g, beta = draw(Kda(70, 16, 32, heads=1, sharing=2))[0].values()
+    key = setup_key("hopper", GATE.family, GATE.fields, torch.float32, None)
+    arguments = (q, k, v, g, beta, None, None, None, 0.25, 1.0, 64, backward, key, None, True, None)
+    torch.library.opcheck(
+        torch.ops.tflabench.chunkwise.default, arguments, test_utils=("test_schema", "test_faketensor")
+    )
 
 
 def tiles(x: Tensor) -> Tensor:
