@@ -114,7 +114,7 @@ def walk_tile(program, descs, buffers, work, turn, places, state, HALF: gl.const
         tma_store(o_desc, at, out_block)
     left, right = wait_for_products(0, deps=(left, right))
     if config.keeps_errors:
-        tma.store_wait(pendings=1)  # Z has been read
+        tma.store_wait(pendings=1)  # Z has been read, and the state
     return left, right
 
 
