@@ -26,11 +26,11 @@ B16 = torch.bfloat16
 Kda = partial(Case, channels=True, dtype=B16)
 SMALL = Kda(130, 16, 16, "closing", L=1024, states=True, heads=2, sharing=2)  # 4 heads, by 3 programs
 CASES = [
-    Kda(15, 48, 80, heads=8, sharing=2, states=True),
+    Kda(15, 48, 80, heads=4, sharing=2, states=True),
     Kda(64, 128, 128, "open", "alike", 1.0, layout="bthd"),
     Kda(150, 64, 192, "resets", beta=2.0, sharing=2, states=True),  # in segments of one tile, two pieces of v
-    Kda(130, 96, 128, "closing", "repeated", 1.0, L=1024, states=True),
-    Kda(100, 16, 16, "strong", "alike", 2.0, heads=2, L=1024),
+    Kda(130, 96, 128, "closing", "repeated", heads=3, L=1024, states=True),
+    Kda(100, 64, 64, "strong", "alike", 2.0, heads=4, L=1024),
 ]
 
 
