@@ -44,6 +44,7 @@ PLAIN = (
     "tflabench.kernels.gla.plan",
     "tflabench.kernels.gla.hopper_plan",
     "tflabench.kernels.delta.hopper_plan",
+    "tflabench.kernels.kda.hopper_plan",
     "tflabench.kernels.common.sizes",
     "tflabench.kernels.common.tiling",
 )

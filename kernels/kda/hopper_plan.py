@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from tflabench.kernels.delta.hopper_plan import DeltaWalkShape
 
-DECAY_BYTES = 4  # of the decay of a channel of a tile: float32
+VALUES = 192  # of a tile beside its matrices, float32: the decays of 128 channels, roots of the strengths of 64 steps
+DECAY_BYTES = 4  # of one of these
 STATE_REGISTERS = 232  # without a score partition
 
 

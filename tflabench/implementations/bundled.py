@@ -43,13 +43,14 @@ from tflabench.kernels.families import FAMILIES
 from tflabench.kernels.gla import hopper_plan as gla_hopper_plan
 from tflabench.kernels.gla import plan as gla_plan
 from tflabench.kernels.gla.gating import GLA
+from tflabench.kernels.kda import hopper_plan as kda_hopper_plan
 from tflabench.kernels.kda import plan as kda_plan
 from tflabench.kernels.kda.gating import KDA
 from tflabench.kernels.scalar.plan import hopper_shapes
 from tflabench.kernels.scalar.plan import tfla as tfla_plan
 from tflabench.kernels.types import RETENTION, SIMPLE_GLA, ForgetOf, Gate, Gating
 from tflabench.problem import Problem
-from tflabench.theory import fused, fused_delta, fused_gla, linear_attention
+from tflabench.theory import fused, fused_delta, fused_gla, fused_kda, linear_attention
 from tflabench.theory.call_cost import call_cost
 from tflabench.theory.cost import DEFAULT_CHUNK_SIZE, Cost
 from tflabench.theory.launches import Modelled, sizes
@@ -73,6 +74,7 @@ VERSIONS = {
     "fused_delta": 2,
     "fused_gla": 1,
     "kda": 1,
+    "fused_kda": 1,
 }
 CPU_CHUNK_SIZE = 64  # of the reference where the problem leaves it open: fastest on CPUs up to head dimensions of 256
 
@@ -302,6 +304,21 @@ def fused_delta_workspace_bytes(problem: Problem) -> float:
         elements += p.d_hv + p.d_qk * p.d_hv / hopper_plan.TILE + 2 * p.d_qk * (p.group > 1)
     sums = (p.pass_ == "fwbw") * hopper_plan.SUMS * hopper_plan.SUM_BYTES * hopper_plan.pieces_of(p.d_hv)
     return p.batch * p.heads * p.seq_len * (elements * p.element_bytes + sums)
+
+
+def fused_kda_cost(op: Recurrence, problem: Problem) -> Cost:
+    """Return the cost of the fused kernels of KDA."""
+    del op  # there is one
+    return fused_kda.cost(problem)
+
+
+def fused_kda_workspace_bytes(problem: Problem) -> float:
+    """Return the workspace of these: operands, and of backward errors, states and their gradients."""
+    p = problem
+    elements, decays = 3 * p.d_qk + 2 * hopper_plan.TILE, kda_hopper_plan.VALUES * kda_hopper_plan.DECAY_BYTES
+    if p.pass_ == "fwbw":
+        elements += p.d_hv + 2 * p.d_qk * p.d_hv / hopper_plan.TILE + 2 * p.d_qk * (p.group > 1)
+    return p.batch * p.heads * p.seq_len * (elements * p.element_bytes + decays / hopper_plan.TILE)
 
 
 def fused_gla_cost(op: Recurrence, problem: Problem) -> Cost:
@@ -538,6 +555,13 @@ DELTA_RULES = (
     ),
 )  # fmt: skip
 KIMI = {
+    "hopper": Variant(
+        "hopper_{}", "fused for Hopper", fused_kda_cost,
+        FUSED | {
+            "refuses": refuse_fused_delta, "version": VERSIONS["fused_kda"],
+            "workspace_bytes": fused_kda_workspace_bytes,
+        },
+    ),
     "tfla": Variant(
         "tfla_{}_xl", "TFLA xl_chunk", partial(counted_cost, usual=gla_chunk_size),
         TRITON | {

@@ -46,6 +46,7 @@ from tflabench.kernels.delta.hopper.inverses import (
 )
 from tflabench.kernels.delta.hopper.tiles import STEP_OF_EACH_WARP, DeltaGates, load_steps
 from tflabench.kernels.delta.hopper_plan import TILE
+from tflabench.kernels.kda.hopper_plan import VALUES
 from tflabench.kernels.scalar.hopper.conversions import nearest, remainder, widened
 from tflabench.kernels.scalar.hopper.launch import descriptor
 from tflabench.kernels.scalar.hopper.schedule import encode_counts
@@ -66,6 +67,8 @@ from .tiles import (
     sums_of_blocks,
     sums_within_blocks,
 )
+
+VALUES_OF_TILE = gl.constexpr(VALUES)
 
 
 class TileOperands(NamedTuple):
@@ -265,7 +268,7 @@ def make_operands(  # noqa: PLR0915  one tile, in its order
     if not DELTA:  # noqa: SIM102  a constant decides alone
         if gl.load(tensors.closed + row) == 0:
             return
-    decays = tensors.decays + (row * num_tiles + tile) * 192
+    decays = tensors.decays + (row * num_tiles + tile) * VALUES_OF_TILE
     q_blocks = gl.allocate_shared_memory(dtype, [2, 1, 1, 64, 64], q_desc.layout)
     k_blocks = gl.allocate_shared_memory(dtype, [2, 1, 1, 64, 64], k_desc.layout)
     g_blocks = gl.allocate_shared_memory(g_desc.dtype, [2, 1, 1, 64, 64], g_desc.layout)
@@ -328,7 +331,7 @@ def empty_operands(q: Tensor, sizes: Sizes, parts: int) -> TileOperands:
     def empty(columns: int) -> Tensor:
         return q.new_empty((B, H, tiles * TILE, columns))
 
-    decays = q.new_empty((B, H, tiles * 192), dtype=torch.float32)
+    decays = q.new_empty((B, H, tiles * VALUES), dtype=torch.float32)
     return TileOperands(empty(d_qk), empty(d_qk), empty(d_qk), empty(TILE), empty(parts * TILE), decays)
 
 
