@@ -18,6 +18,7 @@ from tflabench.kernels.delta.hopper import chunkwise as hopper_chunkwise
 from tflabench.kernels.delta.normalize import EPSILON
 from tflabench.kernels.kda import chunkwise as kda_chunkwise
 from tflabench.kernels.kda.gating import KDA
+from tflabench.kernels.kda.hopper import chunkwise as kda_hopper_chunkwise
 from tflabench.kernels.state import State
 
 CASES: dict[str, tuple[Any, ...]] = {  # sm, d_qk, d_hv, dtype, gate, bounds of documents
@@ -30,6 +31,7 @@ CASES: dict[str, tuple[Any, ...]] = {  # sm, d_qk, d_hv, dtype, gate, bounds of 
     "kda": (90, 128, 128, torch.bfloat16, KDA, None),
     "kda_widest": (90, 128, 512, torch.bfloat16, KDA, None),
     "fused": (90, 128, 128, torch.bfloat16, GATED_DELTA_NET, None),
+    "fused_kda": (90, 128, 128, torch.bfloat16, KDA, None),
     "fused_two_parts": (90, 64, 256, torch.bfloat16, DeltaGate(gated=False, beta_max=2), None),
 }
 
@@ -44,7 +46,8 @@ def launches(
     def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device="meta")
 
-    kernels = kda_chunkwise if gate.forget_of == "channel" else hopper_chunkwise if fused else chunkwise
+    of_channels, of_steps = (kda_chunkwise, kda_hopper_chunkwise), (chunkwise, hopper_chunkwise)
+    kernels = (of_channels if gate.forget_of == "channel" else of_steps)[fused]
     G = H // 2 if kernels.kernels().shares_heads else H
     q, k, v = (empty(B, heads, T, d, dtype=dtype) for heads, d in ((G, d_qk), (G, d_qk), (H, d_hv)))
     g, beta = empty(B, H, T, *[d_qk] * (gate.forget_of == "channel")) if gate.gated else None, empty(B, H, T)
@@ -62,7 +65,10 @@ def launches(
     return caught
 
 
-FUSED = ("make_inverses", "walk_outputs", "walk_values", "walk_queries_keys", "finish_gates")
+FUSED = (
+    "make_inverses", "walk_outputs", "walk_values", "walk_queries_keys", "finish_gates", "make_operands",
+    "walk_outputs_of_channels", *["walk_values_of_channels", "gradients_of_tiles"] * EVERY,
+)  # fmt: skip
 KDA_KERNELS = ("kda_errors", "kda_gradients", *["tile_operands", "tile_gradients"] * EVERY)  # a minute
 OWN = (*KDA_KERNELS, "tile_inverses", "walk_errors", "walk_gradients", "normalize_rows", *FUSED)
 

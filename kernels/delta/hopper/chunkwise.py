@@ -143,8 +143,8 @@ def as_gradients(
         made: dq and dk of every head of v, dg and dbeta, by these names.
     """
     initial = arguments.initial
-    of_gates = (made.dg, made.dbeta) if options.gate_gradients else (None, None)
-    of_gates = (y if y is None else y.to(x.dtype) for y, x in zip(of_gates, arguments[3:5], strict=True))
+    given = zip((made.dg, made.dbeta), arguments[3:5], strict=True)
+    of_gates = (None if y is None or x is None or not options.gate_gradients else y.to(x.dtype) for y, x in given)
     given = sum_shared(made.dq, arguments.q), sum_shared(made.dk, arguments.k), dv, *of_gates
     grads = (made_like(y, like) for y, like in zip(given, arguments[:5], strict=True))
     return (*grads, None if initial is None else made_like(d_initial, initial.C), None)

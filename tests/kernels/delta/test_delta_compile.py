@@ -14,9 +14,9 @@ from tflabench.kernels.kda.plan import planned, shared_bytes
 
 @pytest.mark.parametrize("triton", ["installed", "oldest"] if EVERY else ["installed"])
 def test_kernels_fit_the_chip(triton: str) -> None:
-    compiled = compiled_under(triton, "compile_delta.py", "wide", "fused", "kda")["kernels"]
+    compiled = compiled_under(triton, "compile_delta.py", "wide", "fused", "kda", "fused_kda")["kernels"]
     check_of_channels([kernel for kernel in compiled if kernel["case"] == "kda"], triton)
-    fused = [kernel for kernel in compiled if kernel["case"] == "fused"]
+    fused = [kernel for kernel in compiled if kernel["case"].startswith("fused")]
     kernels = [kernel for kernel in compiled if kernel["case"] == "wide"]
     check_fused(fused)
     assert {kernel["kernel"] for kernel in kernels} == {
@@ -34,12 +34,14 @@ def test_kernels_fit_the_chip(triton: str) -> None:
 
 
 def check_fused(kernels: list[dict[str, Any]]) -> None:
-    """Fused kernels spill little, and that only in walks; ptxas serialises no product (C75xx)."""
+    """Fused kernels spill little, and that in the largest; ptxas serialises no product (C75xx)."""
     assert {kernel["kernel"] for kernel in kernels} == {
-        "make_inverses", "walk_outputs", "walk_values", "walk_queries_keys", "finish_gates",
+        "make_inverses", "walk_outputs", "walk_values", "walk_queries_keys", "finish_gates", 
+        "make_operands", "walk_outputs_of_channels", *["walk_values_of_channels", "gradients_of_tiles"] * EVERY,
     }  # fmt: skip
+    most = {"gradients_of_tiles": 400, "make_operands": 32}
     for kernel in kernels:
-        assert kernel["spilled_bytes"] <= 128 * kernel["kernel"].startswith("walk"), kernel
+        assert kernel["spilled_bytes"] <= most.get(kernel["kernel"], 128 * kernel["kernel"].startswith("walk")), kernel
         assert kernel["shared_bytes"] <= SHARED_MEMORY[90], kernel
         assert not kernel["warnings"], kernel
 

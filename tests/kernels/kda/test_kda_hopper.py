@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -73,7 +74,7 @@ def test_mistakes_show(source: str, right: str, mistaken: str, monkeypatch: pyte
 
 def test_without_gradients_o_is_the_same_to_the_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     launch_delta_on(Machine(seed=2, family=KDA), monkeypatch)
-    inputs = draw(Kda(70, 16, 16))[0]
+    inputs: Any = draw(Kda(70, 16, 16))[0]
     wanted = ops.kda(**{name: x.requires_grad_() for name, x in inputs.items()}, implementation="hopper")
     with torch.no_grad():
         assert torch.equal(ops.kda(**inputs, implementation="hopper"), wanted)
