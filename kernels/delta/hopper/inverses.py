@@ -90,21 +90,29 @@ def put_blocks(blocks, tile, DISTANCE: gl.constexpr = 0):
 
 
 @gluon.jit
+def take_blocks(tile, DISTANCE: gl.constexpr = 0):
+    """Return the blocks [4, 16, 16] on the diagonal of a tile [64, 64], or so many blocks below that."""
+    blocks = tile.reshape([4, 16, 4, 16])
+    layout: gl.constexpr = blocks.type.layout
+    row, column = block_places(layout)
+    blocks = gl.sum(gl.where(row == column + DISTANCE, blocks, 0.0), axis=2)
+    return gl.convert_layout(blocks, OF_WARPS, assert_trivial=True)
+
+
+@gluon.jit
 def split_diagonal(kk, prefix, root):
     """Return A without its diagonal blocks, 16 by 16, and the inverse of these blocks of I + A: [64, 64] float16.
 
     Args:
         kk: k k^T, an accumulator.  prefix, root: b and s, [64] float32 in shared memory.
     """
-    blocks = kk.reshape([4, 16, 4, 16])
-    layout: gl.constexpr = blocks.type.layout
-    row, column = block_places(layout)
-    diagonal = gl.sum(gl.where(row == column, blocks, 0.0), axis=2)
-    diagonal = gl.convert_layout(diagonal, OF_WARPS, assert_trivial=True)
-
+    diagonal = take_blocks(kk)
     a = kk * gl.exp2(prefix.load(ACC_ROW)[:, None] - prefix.load(ACC_COLUMN)[None, :])
     a = a * root.load(ACC_ROW)[:, None] * root.load(ACC_COLUMN)[None, :]
-    a = gl.where(row > column, a.reshape([4, 16, 4, 16]), 0.0).reshape([64, 64])
+    a = a.reshape([4, 16, 4, 16])
+    layout: gl.constexpr = a.type.layout
+    row, column = block_places(layout)
+    a = gl.where(row > column, a, 0.0).reshape([64, 64])
     a = nearest(gl.convert_layout(a, ACC, assert_trivial=True), gl.float16)
 
     b = reinterpret(prefix, gl.float32, [4, 16], VECTORS)

@@ -27,7 +27,7 @@ from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma
 
 from tflabench.kernels.common.cover import cdiv
 from tflabench.kernels.common.launching import enqueue
@@ -43,6 +43,7 @@ from tflabench.kernels.delta.hopper.inverses import (
     invert,
     invert_blocks,
     put_blocks,
+    take_blocks,
 )
 from tflabench.kernels.delta.hopper.tiles import STEP_OF_EACH_WARP, DeltaGates, load_steps
 from tflabench.kernels.delta.hopper_plan import TILE
@@ -51,7 +52,15 @@ from tflabench.kernels.scalar.hopper.conversions import nearest, remainder, wide
 from tflabench.kernels.scalar.hopper.launch import descriptor
 from tflabench.kernels.scalar.hopper.schedule import encode_counts
 from tflabench.kernels.scalar.hopper.tiles import ACC, ACC_COLUMN, ACC_ROW, BLOCK_BYTES, VECTOR, block
-from tflabench.kernels.scalar.hopper.workarounds import ASSEMBLY, barrier, reinterpret, tma_load, tma_store
+from tflabench.kernels.scalar.hopper.workarounds import (
+    ASSEMBLY,
+    HOISTS,
+    barrier,
+    reinterpret,
+    tma_load,
+    tma_store,
+    wait_for_products,
+)
 
 from .tiles import (
     BLOCKS_BY_CHANNEL,
@@ -62,7 +71,6 @@ from .tiles import (
     as_blocks,
     as_steps,
     by_blocks,
-    four_blocks,
     log2_gates,
     sums_of_blocks,
     sums_within_blocks,
@@ -117,9 +125,9 @@ def load_left(lefts, i):
 
 
 @gluon.jit
-def load_right(rights, first):
-    """Return the other operand, [4, 64, 16], of four blocks [16, 64] in shared memory."""
-    return four_blocks(rights, first).reshape([4, 16, 64]).permute((0, 2, 1)).load(OF_WARPS_RIGHT)
+def load_right(right):
+    """Return the other operand, [4, 64, 16], of a block [64, 64] in shared memory."""
+    return right.reshape([4, 16, 64]).permute((0, 2, 1)).load(OF_WARPS_RIGHT)
 
 
 @gluon.jit
@@ -135,9 +143,8 @@ def weigh(tile, operands, totals, decay_ptr, scale, root, scores, DELTA: gl.cons
 
     Args:
         tile: q, k, g, which query, key and (DELTA) written key take the place of, and a block for that.
-        operands: left ones, a block of q and one of k, of which a warp reads its own rows; right ones, blocks
-            [16, 16, 64]: what blocks take of the one before them from the first on, of the second before them from
-            the fourth, of the third from the seventh. Blocks that nobody takes overlap.
+        operands: left ones, a block of q and one of k; right ones, [4, 64, 64]: k as it is taken by steps of the same
+            block of 16, and by those 1, 2 and 3 blocks after.
         totals: [4, 64] float32 in shared memory.  decay_ptr: where decay goes.  root: s, [64] in shared memory.
         scores: of P and A the blocks [4, 16, 16] on the diagonal.
     """
@@ -153,15 +160,14 @@ def weigh(tile, operands, totals, decay_ptr, scale, root, scores, DELTA: gl.cons
     block(lefts, 0).store(as_steps(nearest(as_blocks(widened(q_block.load(BY_CHANNEL))) * up, dtype)))
     if DELTA:
         block(lefts, 1).store(as_steps(nearest(k * up, dtype)))
-    four_blocks(rights, 0).store(as_steps(nearest(k * gl.exp2(-w), dtype)))
+    rights.index(0).store(as_steps(nearest(k * gl.exp2(-w), dtype)))
     t = gl.sum(g, axis=1)
     before, after, following, following_two, total = sums_of_blocks(t, totals)  # a barrier in it
     if DELTA:
         gl.store(decay_ptr + gl.arange(0, 64, layout=CHANNELS), gl.exp2(total))
-    right = load_right(rights, 0)
+    right = load_right(rights.index(0))
     zeros = gl.zeros([4, 16, 16], gl.float32, layout=OF_WARPS)
-    k_blocks = k_block.reshape([4, 16, 64]).permute((0, 2, 1))
-    as_they_are = mma_v2(q_block.reshape([4, 16, 64]).load(OF_WARPS_LEFT), k_blocks.load(OF_WARPS_RIGHT), zeros)
+    as_they_are = mma_v2(q_block.reshape([4, 16, 64]).load(OF_WARPS_LEFT), load_right(k_block), zeros)
     i, j = steps_of_blocks()
     p += gl.where(i == j, as_they_are, mma_v2(load_left(lefts, 0), right, zeros))
     if DELTA:
@@ -179,9 +185,9 @@ def weigh(tile, operands, totals, decay_ptr, scale, root, scores, DELTA: gl.cons
         block(lefts, 1).store(as_steps(nearest(k * up, dtype)))
         k_block.store(as_steps(nearest(k * up * before, dtype)))
     k *= gl.exp2(gl.minimum(t[:, None, :] - w, 0.0))  # sums in another order may differ
-    four_blocks(rights, 1).store(as_steps(nearest(k, dtype)))
-    four_blocks(rights, 5).store(as_steps(nearest(k * gl.exp2(following)[:, None, :], dtype)))
-    four_blocks(rights, 9).store(as_steps(nearest(k * gl.exp2(following_two)[:, None, :], dtype)))
+    rights.index(1).store(as_steps(nearest(k, dtype)))
+    rights.index(2).store(as_steps(nearest(k * gl.exp2(following)[:, None, :], dtype)))
+    rights.index(3).store(as_steps(nearest(k * gl.exp2(following_two)[:, None, :], dtype)))
     if DELTA:
         s = by_blocks(root).load(gl.SliceLayout(2, BLOCKS_BY_CHANNEL))[:, :, None]
         written_block.store(as_steps(nearest(k * gl.exp2(after)[:, None, :] * s, dtype)))
@@ -194,9 +200,17 @@ def weigh(tile, operands, totals, decay_ptr, scale, root, scores, DELTA: gl.cons
 def multiply_between_blocks(lefts, rights, below, LEFT: gl.constexpr):
     """Add to the blocks [4, 16, 16] 1, 2 and 3 below the diagonal what 64 channels make of them."""
     left = load_left(lefts, LEFT)
+    blocks = reinterpret(rights, rights.dtype, [16, 16, 64], SQUARE)
     added = ()
-    for d in gl.static_range(3):
-        added += (mma_v2(left, load_right(rights, 3 * d), below[d]),)
+    for d in gl.static_range(1, 4):
+        if HOISTS:  # there is no view of four blocks from any block on: select what is needed of all products
+            x = gl.zeros([64, 64], gl.float32, layout=ACC)
+            right = rights.index(d).permute((1, 0))
+            x = warpgroup_mma(block(lefts, LEFT), right, x, use_acc=False, is_async=True)
+            added += (below[d - 1] + take_blocks(wait_for_products(0, deps=(x,)), d),)
+        else:  # block i and what stands d blocks before it
+            right = reinterpret(blocks.index(3 * d), rights.dtype, [64, 64], SQUARE)
+            added += (mma_v2(left, load_right(right), below[d - 1]),)
     return added
 
 
@@ -273,8 +287,8 @@ def make_operands(  # noqa: PLR0915  one tile, in its order
     k_blocks = gl.allocate_shared_memory(dtype, [2, 1, 1, 64, 64], k_desc.layout)
     g_blocks = gl.allocate_shared_memory(g_desc.dtype, [2, 1, 1, 64, 64], g_desc.layout)
     lefts = gl.allocate_shared_memory(dtype, [2, 1, 1, 64, 64], p_desc.layout)  # then P and X
-    rights = gl.allocate_shared_memory(dtype, [16, 16, 64], SQUARE)  # then what X is made with
-    totals = reinterpret(rights.index(12), gl.float32, [4, 64], VECTORS)  # in a block that nobody takes
+    rights = gl.allocate_shared_memory(dtype, [4, 64, 64], SQUARE)  # then what X is made with
+    totals = reinterpret(rights.index(3), gl.float32, [4, 64], VECTORS)  # before k is there
     root = gl.allocate_shared_memory(gl.float32, [64], VECTOR)
     loaded = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     descs, buffers = (q_desc, k_desc, g_desc), (q_blocks, k_blocks, g_blocks)

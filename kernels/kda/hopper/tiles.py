@@ -7,7 +7,7 @@ A warp has a block, and a thread two channels of all its steps, so that a sum ov
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from tflabench.kernels.delta.hopper.inverses import SQUARE, VECTORS
+from tflabench.kernels.delta.hopper.inverses import VECTORS
 from tflabench.kernels.delta.hopper.tiles import LEAST_GATE, LOG2E, add
 from tflabench.kernels.scalar.hopper.conversions import widened
 from tflabench.kernels.scalar.hopper.launch import LAYOUT
@@ -47,12 +47,6 @@ def as_bfloat16(g_block):
 def by_blocks(vector):
     """View a vector of 64 steps in shared memory as [4, 16]."""
     return reinterpret(vector, gl.float32, [4, 16], VECTORS)
-
-
-@gluon.jit
-def four_blocks(blocks, first):
-    """View four of blocks [n, 16, 64] in shared memory, from the first on, as [64, 64]."""
-    return reinterpret(blocks.index(first), gl.bfloat16, [64, 64], SQUARE)
 
 
 @gluon.jit
