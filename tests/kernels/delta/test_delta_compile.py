@@ -36,7 +36,7 @@ def test_kernels_fit_the_chip(triton: str) -> None:
 def check_fused(kernels: list[dict[str, Any]], triton: str) -> None:
     """Fused kernels spill little, and that in the largest; ptxas serialises no product (C75xx), but for one."""
     assert {kernel["kernel"] for kernel in kernels} == {
-        "make_inverses", "walk_outputs", "walk_values", "walk_queries_keys", "finish_gates", 
+        "make_inverses", "walk_outputs", "walk_values", "walk_queries_keys", "finish_gates",
         "make_operands", "walk_outputs_of_channels", *["walk_values_of_channels", "gradients_of_tiles"] * EVERY,
     }  # fmt: skip
     most = {"gradients_of_tiles": 400, "make_operands": 400}
