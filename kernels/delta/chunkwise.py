@@ -36,7 +36,7 @@ from tflabench.kernels.state import State
 from tflabench.kernels.types import SIMPLE_GLA, Gating
 
 from .call import DeltaCall
-from .walks import DeltaInputs, errors_and_states, gradients_of_states
+from .walks import errors_and_states, gradients_of_states
 
 
 def kernels() -> Kernels:
@@ -85,12 +85,12 @@ def forward(arguments: Arguments, options: KernelOptions) -> tuple[Tensor, State
     q, k, v = (aligned(x) for x in arguments[:3])
     call = DeltaCall.of(arguments._replace(q=q, k=k, v=v), options)
     first = _matrix(arguments.initial)
-    errors, states = errors_and_states(call, k, v, first)
-    edges = EdgeStates(states.states, None, first is not None)
+    errors, matrices = errors_and_states(call, k, v, first)
+    edges = EdgeStates(matrices.states, None, first is not None)
     h, _ = launch(call.scalar, call.scalar.plan.h, Role(q, k, errors, v, edges, None, False, state_stages=2))
     h = made_like(h, arguments.v)
     assert h is not None
-    return h, State(states.last) if options.return_last_state else None, (errors, states.states)
+    return h, State(matrices.after) if options.return_last_state else None, (errors, matrices.states)
 
 
 def backward(
@@ -102,16 +102,16 @@ def backward(
     scalar, plan = call.scalar, call.scalar.plan
     first, last = _matrix(arguments.initial), _matrix(d_last)
     dots = options.gate_gradients and arguments.f is not None
-    back = gradients_of_states(call, DeltaInputs(q, k, v, errors, do), states, last, through=dots)
-    before, after = EdgeStates(states, None, first is not None), EdgeStates(back.states.states, None, last is not None)
+    dv, dbeta, back, through = gradients_of_states(call, q, k, v, errors, do, states, last, through=dots)
+    before, after = EdgeStates(states, None, first is not None), EdgeStates(back.states, None, last is not None)
 
     alike: dict[str, Any] = {"transposed": True, "split": dots, "state_stages": 2}
     of_q, of_k = (q, k) if dots else (None, None)
     dq, qdq = launch(scalar, plan.dq, Role(do, errors, k, q, before, None, False, probe=of_q, **alike))
     # k is not scaled, and what it reads is subtracted from v. Where keys are alike these scores nearly cancel in dg.
-    read = Role(back.dv, errors, k, k, before, None, False, strict=True, probe=of_k, **alike)
+    read = Role(dv, errors, k, k, before, None, False, strict=True, probe=of_k, **alike)
     dk, kdk_read = launch(replace(scalar, scale=-1.0), plan.dk, read)
-    written = Role(errors, do, q, k, after, None, True, probe=of_k, more=(back.dv, k, -1.0), onto=dk, **alike)
+    written = Role(errors, do, q, k, after, None, True, probe=of_k, more=(dv, k, -1.0), onto=dk, **alike)
     dk, kdk = launch(scalar, plan.dk, written)
 
     dg = None
@@ -119,15 +119,15 @@ def backward(
         assert qdq is not None
         assert kdk_read is not None
         assert kdk is not None
-        assert back.through is not None
-        log_f, through = scalar.gates.log_f, _log_gates_of_chunks(call).exp() * back.through
+        assert through is not None
+        log_f, through = scalar.gates.log_f, _log_gates_of_chunks(call).exp() * through
         of_reads = RowSums(*(x + y for x, y in zip(qdq, kdk_read, strict=True)))
         dg, _ = gate_gradients(log_f, None, SIMPLE_GLA, log_f, GradientSums(of_reads, kdk, through, plan.chunk_size))
-    of_gates = [_of_steps(x, call, like) for x, like in ((dg, arguments.f), (back.dbeta, arguments.i))]
-    given = sum_shared(dq, q), sum_shared(dk, k), back.dv, *(of_gates if options.gate_gradients else (None, None))
+    of_gates = [_of_steps(x, call, like) for x, like in ((dg, arguments.f), (dbeta, arguments.i))]
+    given = sum_shared(dq, q), sum_shared(dk, k), dv, *(of_gates if options.gate_gradients else (None, None))
     grads = (made_like(x, like) for x, like in zip(given, arguments[:5], strict=True))
     initial = arguments.initial
-    return (*grads, None if initial is None else made_like(back.states.last, initial.C), None)
+    return (*grads, None if initial is None else made_like(back.after, initial.C), None)
 
 
 def _of_steps(x: Tensor | None, call: DeltaCall, like: Tensor | None) -> Tensor | None:

@@ -258,81 +258,43 @@ def walk_gradients(q, k, errors, do, dv, gates, matrices, sums, sizes, config: t
 # --- On the host ------------------------------------------------------------------------------------------------------
 
 
-class DeltaStates(NamedTuple):
-    """States of a sequence: on entering each chunk (B, H, chunks, d_qk, d_hv), and after the last one, float32."""
-
-    states: Tensor
-    last: Tensor
-
-
-class DeltaGradients(NamedTuple):
-    """Name what the walk backward gives.
-
-    Attributes:
-        dv: like v.
-        dbeta: (B, H, T) float32, of documents by places.
-        states: gradients of the states after chunks, and of the state before the first.
-        through: (B, H, chunks) float32, sum of S dS, before a chunk and after it, if it is asked for.
-    """
-
-    dv: Tensor
-    dbeta: Tensor
-    states: DeltaStates
-    through: Tensor | None
-
-
-class DeltaInputs(NamedTuple):
-    """Tensors (B, H, T, d) of a call, as kernels take them (`tiles.aligned`), q and k of fewer heads where they share.
-
-    Attributes:
-        errors, do: backward only.
-    """
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    errors: Tensor
-    do: Tensor
-
-
-def errors_and_states(call: DeltaCall, k: Tensor, v: Tensor, first: Tensor | None) -> tuple[Tensor, DeltaStates]:
-    """Return R like v, contiguous, and the states before chunks; `first`: (B, H, d_qk, d_hv) float32, None for zero."""
+def errors_and_states(call: DeltaCall, k: Tensor, v: Tensor, first: Tensor | None) -> tuple[Tensor, DeltaMatrices]:
+    """Return R like v, contiguous, and the matrices; `first`: (B, H, d_qk, d_hv) float32, None for zero."""
     errors = torch.empty_like(v, memory_format=torch.contiguous_format)
-    states, matrices = _matrices(call, k, v, of_tiles(call, k), first)
+    matrices = _matrices(call, k, v, of_tiles(call, k), first)
     _launch(call, call.tiles.forward, walk_errors, [k, v, errors], matrices, ())
-    return errors, states
+    return errors, matrices
 
 
 def gradients_of_states(
-    call: DeltaCall, inputs: DeltaInputs, states: Tensor, last: Tensor | None, *, through: bool
-) -> DeltaGradients:
-    """Return dV, dbeta and gradients of states, and what passes chunks if `through` asks for it.
+    call: DeltaCall, q: Tensor, k: Tensor, v: Tensor, errors: Tensor, do: Tensor, states: Tensor, last: Tensor | None,
+    *, through: bool,
+) -> tuple[Tensor, Tensor, DeltaMatrices, Tensor | None]:  # fmt: skip
+    """Return dV like v, dbeta (B, H, T) float32, of documents by places, the matrices, and the sums of S dS.
 
     Args:
         states: those of forward; last: the gradient of the last one, float32, None for zero.
+        through: whether the sums of S dS, before a chunk and after it, (B, H, chunks) float32, are asked for.
     """
-    q, k, v, errors, do = inputs
     batch, heads, T = call.scalar.gates.log_f.shape
-    back, matrices = _matrices(call, k, v, of_tiles(call, k, q), last)
+    matrices = _matrices(call, k, v, of_tiles(call, k, q), last)._replace(other=states)
     tiles, dv = call.tiles.backward, torch.empty_like(v)
     blocks = cdiv(v.shape[-1], tiles.columns)
     dbeta = v.new_empty((batch, heads, blocks, T), dtype=torch.float32)
-    passing = v.new_zeros((*back.states.shape[:3], blocks), dtype=torch.float32) if through else None
+    passing = v.new_zeros((*matrices.states.shape[:3], blocks), dtype=torch.float32) if through else None
     sums = Sums(call.scalar.gates.log_f, dbeta, passing)
-    _launch(call, tiles, walk_gradients, [q, k, errors, do, dv], matrices._replace(other=states), (sums,))
-    return DeltaGradients(dv, dbeta.sum(2), back, None if passing is None else passing.sum(-1))
+    _launch(call, tiles, walk_gradients, [q, k, errors, do, dv], matrices, (sums,))
+    return dv, dbeta.sum(2), matrices, None if passing is None else passing.sum(-1)
 
 
-def _matrices(
-    call: DeltaCall, k: Tensor, v: Tensor, tiles: OfTiles, before: Tensor | None
-) -> tuple[DeltaStates, DeltaMatrices]:
-    """Return where a walk writes states, and all matrices of it."""
+def _matrices(call: DeltaCall, k: Tensor, v: Tensor, tiles: OfTiles, before: Tensor | None) -> DeltaMatrices:
+    """Return all matrices of a walk, with room for the states that it writes."""
     (batch, heads, _, d_hv), d_qk = v.shape, k.shape[-1]
     documents = call.places.documents if call.places else batch
     states = k.new_empty((batch, heads, call.scalar.plan.chunks, d_qk, d_hv))
     after = k.new_empty((documents, heads, d_qk, d_hv), dtype=torch.float32)
     of_documents = table_of(call.places)[1:3] if call.places else ()
-    return DeltaStates(states, after), DeltaMatrices(*tiles, before, after, states, None, *of_documents)
+    return DeltaMatrices(*tiles, before, after, states, None, *of_documents)
 
 
 def _launch(
