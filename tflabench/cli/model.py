@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tflabench.cli.common import app, options
-from tflabench.cli.common.console import emit, stderr
+from tflabench.cli.common.console import emit
 from tflabench.cli.common.options import HOW, WHAT, option
 from tflabench.cli.common.paths import out_folder, print_figures
 from tflabench.cli.sweep import Plots, Resume
@@ -86,11 +86,12 @@ def model(  # noqa: PLR0913  options
     request = Request(file, overrides, _chosen(file, devices, models, kernels, form))
     rules = Rules(timeout_s=timeout, plugins=[registry.MODELS], stop_at=stop_at)
     measured = measure(request, devices, rules, out, ProgressPrinter(), resume)
-    drawn = measured.folders if plots and measured.rows else []
-    document = {"folders": [str(folder) for folder in measured.folders], "left": measured.left}
+    folders = measured.folders if plots and measured.rows else []
+    drawn = [file for folder in folders for file in figures.draw_all(folder)]
+    document = {"folders": [str(folder) for folder in measured.folders], "files": [str(file) for file in drawn]}
     emit(document | {"rows": [row.columns() for row in measured.rows]}, _text(measured), json_)
     if not json_:
-        print_figures(file for folder in drawn for file in figures.draw_all(folder))
+        print_figures(drawn)
     if not any(row.status == "ok" for row in measured.rows) and not measured.left:
         raise typer.Exit(1)
 
@@ -138,5 +139,3 @@ def _text(measured: Measured) -> Iterator[RenderableType]:
     yield from conclusions.crossings(measured.rows)
     if any(record["review_s"] for record in records):
         yield conclusions.REVIEW_DIFFERS
-    if measured.left:
-        stderr().print(f"{measured.left} points are left: the same command measures them.")
