@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tflabench.baselines.architectures import ARCHITECTURES
-from tflabench.conclusions.ratio import ratio, timed
+from tflabench.conclusions.ratio import Ratio, ratio, timed
 from tflabench.conclusions.tables import TableColumn
 from tflabench.implementations import registry
 from tflabench.rows.schema import Row
@@ -101,10 +101,10 @@ def gains(rows: Sequence[Row]) -> Iterator[str]:
         roles = {row.implementation: registry.owner(row.implementation).role for row in group}
         ours = min((row for row in group if roles[row.implementation] == "ours"), key=_ms, default=None)
         peer = min((row for row in group if roles[row.implementation] == "peer"), key=_ms, default=None)
-        gain = ratio(peer, ours) if ours and peer else None
+        gain = _times_as_fast(ours, peer) if ours and peer else None
         if gain and ours and peer:
-            mode = record(ours)["mode"]
-            yield f"{ours.title} is {gain.value:.2f} times as fast as {peer.title} ({mode}, {_size(ours)})."
+            of = f"{record(ours)['mode']}, {ours.batch} x {ours.seq_len}{', both throttled' if ours.throttled else ''}"
+            yield f"{ours.title} is {gain.value:.2f} ± {gain.margin:.2f} times as fast as {peer.title} ({of})."
 
 
 def crossings(rows: Sequence[Row]) -> Iterator[str]:
@@ -119,9 +119,9 @@ def crossings(rows: Sequence[Row]) -> Iterator[str]:
             mine = sorted((row for row in group if row.implementation == name), key=lambda row: row.seq_len)
             faster = {}
             for row in mine:
-                over = ratio(attention[row.seq_len], row) if row.seq_len in attention else None
-                if over:
-                    faster[row.seq_len] = over.value > 1
+                gain = _times_as_fast(row, attention[row.seq_len]) if row.seq_len in attention else None
+                if gain:
+                    faster[row.seq_len] = gain.value > 1
             if faster:
                 what = {"fw": "forward", "fwbw": "forward and backward"}[pass_]
                 rival = next(iter(attention.values())).title
@@ -147,5 +147,6 @@ def _ms(row: Row) -> float:
     return row.ms_median
 
 
-def _size(row: Row) -> str:
-    return f"{row.batch} x {row.seq_len}"
+def _times_as_fast(row: Row, other: Row) -> Ratio | None:
+    """Return a ratio of whole steps; where the GPU holds its clock back for both, as long ones make it, that counts."""
+    return ratio(other, row, allow_throttled=bool(row.throttled and other.throttled))
