@@ -135,7 +135,7 @@ def test_lines_show_half_the_largest_gain_for_every_eps_where_there_is_one(paper
     ("words", "message"),
     [
         (["--figure", "5"], "figure is '5': it must be one of 3, 6, 7"),
-        (["--eps", "-1"], "eps is -1.0: it must be at least 0"),
+        (["--eps", "-1"], "eps is -1.0: it must lie between 0 and 1"),
         (["--forget-gate", "4:-4"], "--forget-gate is '4:-4': its first value must be less than its second"),
         (["--soft-cap", "0"], "--soft-cap is 0: it must be more than 0"),
         (["--step", "0"], "step is 0: it must be more than 0 and at most the range of input_gate, 20"),

@@ -74,7 +74,7 @@ def transfer(  # noqa: PLR0913  options
 
     names = [one_of("figure", name, tuple(FIGURES)) for name in options.words(figure)]
     formats = [one_of("format", name, FORMATS) for name in options.words(format_)]
-    given = None if eps is None else tuple(dict.fromkeys(_epsilon(word) for word in options.words(eps)))
+    given = None if eps is None else tuple(dict.fromkeys(_number("eps", word) for word in options.words(eps)))
     experiment = Experiment(
         input_gates=_grid("input_gate", input_gate, step),
         forget_gates=_grid("forget_gate", forget_gate, step),
@@ -153,14 +153,6 @@ def _grid(name: str, text: str, step: float) -> tuple[float, ...]:
     if count > MOST_VALUES:
         raise InputError(f"step is {step:g}: it makes {count} values of {name}, and there may be {MOST_VALUES}")
     return tuple(low + (high - low) * n / (count - 1) for n in range(count))
-
-
-def _epsilon(text: str) -> float:
-    """Return an epsilon of the norm layer, which is added to a mean square."""
-    value = _number("eps", text)
-    if value > 1:
-        raise InputError(f"eps is {text.strip()!r}: it must be at most 1")
-    return value
 
 
 def _number(name: str, text: str) -> float:

@@ -134,10 +134,10 @@ def gains(
     """G_before and, for every `eps` of the norm layer, G_after of each gate and normaliser over the experiment's grid.
 
     Raises:
-        InputError: an eps that is negative.
+        InputError: an eps below 0 or above 1.
     """
-    if wrong := [value for value in eps if not value >= 0]:
-        raise InputError(f"eps is {wrong[0]}: it must be at least 0")
+    if wrong := [value for value in eps if not 0 <= value <= 1]:
+        raise InputError(f"eps is {wrong[0]}: it must lie between 0 and 1")
     q, k, v = experiment.inputs()
     scores = q @ k.T / np.sqrt(experiment.d_qk)
     v_peak = abs(v).max(axis=1)
