@@ -15,7 +15,7 @@ from synthetic import row
 from tflabench.baselines import model_cases
 from tflabench.baselines.architectures import ARCHITECTURES
 from tflabench.bench.machine import detect
-from tflabench.conclusions.models import crossings
+from tflabench.conclusions.models import crossings, gains
 from tflabench.implementations import registry
 from tflabench.problem import Problem
 from tflabench.theory.hardware import Ceilings, store_ceilings
@@ -110,3 +110,17 @@ def test_flops_are_those_of_weights_and_of_the_recurrence():
     assert of.cost(train).flops == 128 * (6 * weights + 2 * 2 * (forward + backward))
     assert of.cost(prefill).flops == 128 * (2 * weights + 2 * 2 * forward)
     assert of.cost(decode).flops == 2 * (2 * weights + 2 * 2 * 4 * 32 * 64)
+
+
+@pytest.mark.parametrize(
+    ("slower", "quicker", "said"), [(True, True, True), (False, False, True), (True, False, False)]
+)
+def test_a_gain_is_said_where_both_sides_are_throttled_or_the_slower_is_not(slower, quicker, said):
+    rows = [
+        row("xlstm-1.4b.ours", 1.0, throttled=quicker, comparison_id="one"),
+        row("xlstm-1.4b.mlstm_kernels_limit", 1.5, throttled=slower, comparison_id="one"),
+        row("xlstm-1.4b.mlstm_kernels", None, comparison_id="one"),
+    ]
+    sentences = list(gains(rows))
+    assert len(sentences) == said
+    assert all("1.50" in sentence and ("both throttled" in sentence) == slower for sentence in sentences)

@@ -114,13 +114,12 @@ def _chosen(file: str, devices: Devices, models: Sequence[str] | None, kernels: 
     kind = devices.here().kind
     groups = [group for group in load_preset(file).groups if group.device in (None, kind)]
     names = [
-        ".".join((name, each, *form.words))
-        for name, of in ARCHITECTURES.items()
-        for each in of.kernels
-        if each in wanted and any(fnmatchcase(name, pattern) for pattern in models or ["*"])
+        impl.name
+        for impl in IMPLEMENTATIONS
+        if impl.name in {".".join((str(impl.operation), each, *form.words)) for each in wanted}
+        and any(fnmatchcase(str(impl.operation), pattern) for pattern in models or ["*"])
+        and any(group.fits(impl) for group in groups)
     ]
-    known = {impl.name: impl for impl in IMPLEMENTATIONS}
-    names = [name for name in names if name in known and any(group.fits(known[name]) for group in groups)]
     if not names:
         preset = Path(file).stem
         raise InputError(f"preset {preset} has no such model on {kind}: give other models, --kernels or --preset")

@@ -43,8 +43,7 @@ def mfu(row: Row) -> float | None:
 def record(row: Row) -> dict[str, Any]:
     """Return what the table of models shows of a row: times in s, memory in GiB, FLOPs in 1e9, shares of 1."""
     seconds = row.ms_median / 1e3 if row.ms_median else None
-    model = row.implementation.split(".layer")[0]
-    name = next(name for name in ARCHITECTURES if row.implementation.startswith(f"{name}."))
+    name = str(registry.operation(row.implementation))
     at_once = row.details.get("sequences_at_once")
     notes = [row.reason] if row.reason else []
     if at_once and at_once < row.batch:
@@ -64,7 +63,9 @@ def record(row: Row) -> dict[str, Any]:
         "parameters": None if row.details.get("layer") else ARCHITECTURES[name].parameters,
         "gflops_per_token": row.model_flops / tokens(row) / 1e9 if row.model_flops else None,
         "mfu": mfu(row) if seconds else None,
-        "review_s": REVIEW.get(model) if row.pass_ == "fwbw" and (row.batch, row.seq_len) == (8, 8192) else None,
+        "review_s": REVIEW.get(row.implementation)
+        if row.pass_ == "fwbw" and (row.batch, row.seq_len) == (8, 8192)
+        else None,
         "note": "; ".join(notes),
     }
 
