@@ -16,7 +16,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from tflabench.ops import State, gated_delta_net, kda
+from tflabench import ops
+from tflabench.ops import State
 
 from . import mlstm, mlstm_kernels, xlstm
 from .core import Installed, Replacement, check_versions, kept_by_instances, stand_in
@@ -24,10 +25,10 @@ from .fla import refuses_sizes
 
 VERSIONS = {"transformers": ("5.17", "5.18", "5.19", "5.20", "5.21", "5.22", "5.23", "5.24")}
 MODULE = "transformers.models.xlstm.modeling_xlstm"
-GATED = gated_delta_net, "torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule"
-KIMI = kda, "chunk_kimi_delta_attention", "recurrent_kimi_delta_attention"
+GATED = "gated_delta_net", "torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule"
+KIMI = "kda", "chunk_kimi_delta_attention", "recurrent_kimi_delta_attention"
 # The operation and the functions of a model that are it, and the largest step size.
-DELTA_MODELS: dict[str, tuple[tuple[Any, str, str], Literal[1, 2]]] = {
+DELTA_MODELS: dict[str, tuple[tuple[str, str, str], Literal[1, 2]]] = {
     "qwen3_next": (GATED, 1),
     "qwen3_5": (GATED, 1),
     "qwen3_5_moe": (GATED, 1),
@@ -66,7 +67,7 @@ def _delta_plan(handle: Installed) -> list[Replacement]:
             if not hasattr(function, "__wrapped__"):  # its layers keep what they call
                 handle.leave(f"{model}.{name}", "needs transformers 5.24 or newer")
                 continue
-            ours = functools.partial(_delta_rule, functools.partial(rule, beta_max=beta_max))
+            ours = functools.partial(_delta_rule, rule, beta_max)
             replacements.append(
                 Replacement(f"{model}.{name}", modeling, name, stand_in(handle, function, ours, _refuses))
             )
@@ -77,8 +78,9 @@ def _refuses(given: dict[str, Any]) -> str | None:
     return refuses_sizes(given["query"], given["value"])
 
 
-def _delta_rule(
-    rule: Any,
+def _delta_rule(  # noqa: PLR0913  the functions' arguments
+    rule: str,
+    beta_max: Literal[1, 2],
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -93,15 +95,21 @@ def _delta_rule(
     """Compute what the functions of a model do, of a sequence and of a step.
 
     Args:
-        rule: the operation, with its largest step size.
+        rule, beta_max: the operation, and its largest step size.
         query, key: (B, T, H, d_qk); value: (B, T, H_v, d_hv); beta: (B, T, H_v); g: like beta, or a decay a channel.
         of_attention: what the model hands to layers of attention, and a chunk size; not read.
     """
     del of_attention
-    o, last = rule(
+    options: dict[str, Any] = {"l2_normalize": use_qk_l2norm_in_kernel, "beta_max": beta_max}
+    if query.shape[1] == 1 and initial_state is not None and not torch.is_grad_enabled():
+        after = State(initial_state.to(torch.promote_types(query.dtype, torch.float32), copy=True).contiguous())
+        now = (x[:, 0] for x in (query, key, value, g, beta))
+        o = getattr(ops, f"{rule}_step")(*now, state=after, **options)[:, None]
+        return o, after.C if output_final_state else None
+    o, last = getattr(ops, rule)(
         query, key, value, g, beta,
         layout="bthd",
-        l2_normalize=use_qk_l2norm_in_kernel,
+        **options,
         initial_state=None if initial_state is None else State(initial_state),
         return_last_state=True,
         cu_seqlens=cu_seqlens,
