@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from importlib.util import find_spec
@@ -100,6 +101,19 @@ def run_on(*tensors: Tensor) -> bool:
     return HAS_TRITON and all(x.is_cuda and x.dtype != torch.float64 for x in tensors)
 
 
+class _Contexts(threading.local):
+    """The devices that have their CUDA context in this thread, as far as it was seen to.
+
+    A thread of autograd has none until PyTorch launches something there, and to make a descriptor of a tensor needs it.
+    """
+
+    def __init__(self) -> None:
+        self.devices: set[torch.device] = set()
+
+
+_contexts = _Contexts()
+
+
 def on_its_device(
     function: Callable[Concatenate[Tensor, P], Outputs],
 ) -> Callable[Concatenate[Tensor, P], Outputs]:
@@ -108,6 +122,9 @@ def on_its_device(
     @functools.wraps(function)
     def launching(x: Tensor, *others: P.args, **named: P.kwargs) -> Outputs:
         with torch.cuda.device_of(x):
+            if x.is_cuda and x.device not in _contexts.devices:
+                x.new_zeros(1)
+                _contexts.devices.add(x.device)
             return function(x, *others, **named)
 
     return launching

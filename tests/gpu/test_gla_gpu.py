@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
 from gla_cases import BOUND, GATES, Case, computed, distance, draw, expected, failures
+from torch import Tensor
 
 from tflabench import ops
 from tflabench.baselines import gla_walkthrough_kernels as walkthrough
@@ -131,3 +133,17 @@ def test_fla_computes_the_same(states: bool) -> None:
     )
     for mine, other, wanted in ((ours, theirs, truth["o"].transpose(1, 2)), (our_last.C, last, truth["S"])):
         assert distance(mine, wanted) <= 2 * distance(other, wanted)
+
+
+def test_a_thread_in_which_nothing_was_launched_has_the_kernels():
+    case = Case(256, 128, 128, "usual", dtype=B16)
+    inputs = draw(case)[0]
+
+    def forward() -> Tensor:
+        with torch.no_grad():
+            return ops.gla(*(inputs[name] for name in "qkvg"), implementation="hopper")
+
+    here = forward()
+    with ThreadPoolExecutor(1) as pool:
+        there = pool.submit(forward).result()
+    assert torch.equal(here, there)
