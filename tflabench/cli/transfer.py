@@ -162,6 +162,6 @@ def _number(name: str, text: str) -> float:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not math.isfinite(value) or str(value) == "-0.0":
+    if not math.isfinite(value):
         raise InputError(f"{name} is {text.strip()!r}: it must be a number")
     return value
