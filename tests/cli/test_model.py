@@ -15,7 +15,7 @@ from synthetic import row
 from tflabench.baselines import model_cases
 from tflabench.baselines.architectures import ARCHITECTURES
 from tflabench.bench.machine import detect
-from tflabench.conclusions.models import crossings, gains
+from tflabench.conclusions.models import crossings, gains, record
 from tflabench.implementations import registry
 from tflabench.problem import Problem
 from tflabench.theory.hardware import Ceilings, store_ceilings
@@ -124,3 +124,12 @@ def test_a_gain_is_said_where_both_sides_are_throttled_or_the_slower_is_not(slow
     sentences = list(gains(rows))
     assert len(sentences) == said
     assert all("1.50" in sentence and ("both throttled" in sentence) == slower for sentence in sentences)
+
+
+def test_a_step_takes_as_long_as_the_slower_of_gpu_and_host():
+    shared = {"pass_": "decode", "batch": 4, "seq_len": 8192, "model_flops": 4e9}
+    of_gpu, of_host = (record(row("llama-1.4b.sdpa", 2.0, host_ms=host, **shared)) for host in (1.0, 8.0))
+    assert (of_gpu["step_s"], of_gpu["tokens_per_s"], of_gpu["note"]) == (0.002, 2000, "")
+    assert (of_host["step_s"], of_host["tokens_per_s"], of_host["gflops_per_token"]) == (0.008, 500, 1)
+    assert "host" in of_host["note"]
+    assert of_gpu["mfu"] == pytest.approx(4 * of_host["mfu"])

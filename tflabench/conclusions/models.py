@@ -32,22 +32,24 @@ def tokens(row: Row) -> int:
     return row.batch if row.pass_ == "decode" else row.batch * row.seq_len
 
 
-def mfu(row: Row) -> float | None:
+def mfu(row: Row, seconds: float) -> float | None:
     """Return the FLOP/s of a step over those of the GPU's datasheet; None where it has none."""
     gpu = hardware.from_device_name(row.device)
-    if gpu is None or row.ms_median is None or row.model_flops is None or row.dtype not in hardware.DATASHEET_DTYPES:
+    if gpu is None or row.model_flops is None or row.dtype not in hardware.DATASHEET_DTYPES:
         return None
-    return row.model_flops / (row.ms_median / 1e3) / gpu.ceilings.flops_per_s
+    return row.model_flops / seconds / gpu.ceilings.flops_per_s
 
 
 def record(row: Row) -> dict[str, Any]:
     """Return what the table of models shows of a row: times in s, memory in GiB, FLOPs in 1e9, shares of 1."""
-    seconds = row.ms_median / 1e3 if row.ms_median else None
+    seconds = max(row.ms_median, row.host_ms or 0.0) / 1e3 if row.ms_median else None
     name = str(registry.operation(row.implementation))
     at_once = row.details.get("sequences_at_once")
     notes = [row.reason] if row.reason else []
     if at_once and at_once < row.batch:
         notes.append(f"{row.batch // at_once} x {at_once} accumulated")
+    if row.ms_median and (row.host_ms or 0.0) > row.ms_median:
+        notes.append("the host is slower than the GPU")
     recurrence = row.details.get("recurrence_ms")
     return {
         "model": name,
@@ -59,10 +61,10 @@ def record(row: Row) -> dict[str, Any]:
         "step_s": seconds,
         "tokens_per_s": tokens(row) / seconds if seconds else None,
         "peak_gib": row.peak_bytes / 2**30 if row.peak_bytes else None,
-        "recurrence": recurrence / row.ms_median if recurrence and row.ms_median else None,
+        "recurrence": recurrence / 1e3 / seconds if recurrence and seconds else None,
         "parameters": None if row.details.get("layer") else ARCHITECTURES[name].parameters,
         "gflops_per_token": row.model_flops / tokens(row) / 1e9 if row.model_flops else None,
-        "mfu": mfu(row) if seconds else None,
+        "mfu": mfu(row, seconds) if seconds else None,
         "review_s": REVIEW.get(row.implementation)
         if row.pass_ == "fwbw" and (row.batch, row.seq_len) == (8, 8192)
         else None,
