@@ -258,13 +258,13 @@ def _sum(x: State, y: State) -> State:
 def decay_of(kernels: Kernels, options: KernelOptions, call: Arguments) -> Tensor:
     """Return what steps multiply a state by.
 
-    It is the log decay (B, H, 1 or d_qk, 1) that the family sums up; where it does not, as for delta rules, the matrix
-    (B, H, d_qk, d_qk), which is what becomes of the identity where no values are written.
+    It is a log decay (B, H, 1 or d_qk, 1), or for a delta rule a matrix (B, H, d_qk, d_qk), which is what becomes of
+    the identity where no values are written.
     """
     q, _, v, f, i = call[:5]
-    log_decay = getattr(reference_of(options.gate), "log_decay", None)
+    log_decay = reference_of(options.gate).log_decay(options.gate, f, i, v)
     if log_decay is not None:
-        return log_decay(options.gate, f, i, v)
+        return log_decay
     d, wide = q.shape[-1], torch.promote_types(q.dtype, torch.float32)
     identity = torch.eye(d, dtype=wide, device=q.device).repeat(*v.shape[:2], 1, 1)
     of_no_values = call._replace(v=v.new_zeros((*v.shape[:3], d)), initial=State(identity))
@@ -420,6 +420,8 @@ def run(
     initial = call.initial
     backward = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (*call[:5], *(initial or ())))
     with checks(group):
+        if not hasattr(reference_of(gate), "log_decay"):
+            raise ValueError(f"group is given: it must be None for {gate}, whose family has no log_decay")
         of_all = kernels(call, backward)
     offsets = None if cu_seqlens is None else zlib.crc32(repr(numbers(cu_seqlens)).encode())
     more = {"with gradients": backward, "initial_state given": initial is not None, "checksum of cu_seqlens": offsets}

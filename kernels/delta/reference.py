@@ -139,6 +139,10 @@ def chunkwise(
     return torch.cat(outputs, 2)[:, :, :T].to(dtype), State(S)
 
 
+def log_decay(gate: Gating, g: Tensor | None, beta: Tensor, v: Tensor) -> None:
+    """Return None: what all steps together multiply a state by is a matrix."""
+
+
 def _scores(x: Tensor, y: Tensor, between: Tensor) -> Tensor:
     """Return x_i . y_j [..., i, j] with the weights between of all channels, or of each."""
     if between.shape[-1] == 1:

@@ -156,6 +156,12 @@ def refused(steps: int = 4, d_qk: int = D_QK, **options: Any) -> str:
     return "no error"
 
 
+def refused_without_log_decay(group: Any) -> str:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delattr("tflabench.kernels.scalar.reference.log_decay")
+        return refused(group=group)
+
+
 WRONG: dict[str, tuple[Callable[[int, Any], str], list[str]]] = {
     "no step": (lambda rank, group: refused(0 if rank == 1 else 4, group=group), ["size", "rank 1"]),
     "shapes": (lambda rank, group: refused(d_qk=8 if rank == 1 else 16, group=group), ["d_qk is 16 on rank 0 and 8"]),
@@ -165,6 +171,9 @@ WRONG: dict[str, tuple[Callable[[int, Any], str], list[str]]] = {
     ),
     "offsets of one rank": (
         lambda rank, group: refused(group=group, cu_seqlens=torch.tensor([0, 4])), ["must go from 0 to T, which is 8"]
+    ),
+    "a family that does not join": (
+        lambda rank, group: refused_without_log_decay(group), ["whose family has no log_decay"]
     ),
     "no group": (lambda rank, group: refused(group="world"), ["group is a str: it must be a ProcessGroup"]),
     "a kernel on one": (
