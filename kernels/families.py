@@ -29,8 +29,8 @@ class Family:
         reference: returns the module with the family in PyTorch, which any device runs:
             chunkwise(q, k, v, f, i, initial, *, gate, scale, chunk_size, state_dtype) -> (h, State), with gradients,
             and decode(q, k, v, f, i, state, *, gate, scale) -> (h, State) of one step (B, H, d). For
-            sequences over several ranks it has log_decay(gate, f, i, v) too, of all steps together, (B, H, 1 or d_qk, 1),
-            or None where steps multiply a state by a matrix from the left.
+            sequences over several ranks it has log_decay(gate, f, i, v) too, of all steps, (B, H, 1 or d_qk, 1), or
+            None where steps multiply a state by a matrix from the left.
         kernels: implementation -> a function that returns its `Kernels`, and imports what it needs.
         tried: group of implementations -> these, in the order in which they are tried; "auto" is one of them.
         reference_chunk_size: the chunk size of the reference where none is given.
