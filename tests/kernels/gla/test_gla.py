@@ -276,7 +276,7 @@ def test_the_operator_is_one_to_compilers() -> None:
         ({"g": torch.zeros(1, 2, 8)}, ValueError, "g has the shape (1, 2, 8): it must be (1, 2, 8, 16)"),
         ({"v": torch.zeros(1, 2, 9, 16)}, ValueError, "v has the shape (1, 2, 9, 16): it must be (1, 2, 8) and d_hv"),
         ({"chunk_size": 24, "implementation": "tfla"}, ValueError, "chunk_size is 24: it must be a multiple of 16"),
-        ({"implementation": "hopper"}, ValueError, "implementation is 'hopper': it must be one of auto, reference"),
+        ({"implementation": "hopper"}, ValueError, "hopper needs a GPU of compute capability 9.0"),
         ({"initial_state": State(torch.zeros(1, 2, 16, 8))}, ValueError, "initial_state.C has the shape"),
     ],
 )
