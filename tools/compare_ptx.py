@@ -51,7 +51,7 @@ def jobs() -> Iterator[tuple[str, Callable[[], Any]]]:
             name = f"tfla {number} {n} {launch[0].__name__}"
             yield name, lambda launch=launch, sm=sm: compile_tfla.compiled(launch, sm)
     for name, case in compile_gla.CASES.items():
-        for n, launch in enumerate(compile_gla.launches(*case)):
+        for n, launch in enumerate(compile_gla.launches(*case, fused=name == "fused")):
             kernel = f"gla {name} {n} {launch[0].__name__}"
             yield kernel, lambda launch=launch: compile_tfla.compiled(launch, 90)
 
