@@ -88,6 +88,7 @@ class GradientsConfig:
         strict: a step does not read what it writes itself.
         gates: dg is written.
         hidden: columns of v and do at a time.
+        near: pairs of steps within `tiles.NEAR` have one reference, whatever their gates.
     """
 
     first: bool
@@ -101,6 +102,7 @@ class GradientsConfig:
     tile: int
     block: int
     hidden: int
+    near: bool = False
 
 
 class TileOfHead(NamedTuple):
@@ -413,6 +415,7 @@ def add_pairs(
     config = GradientsConfig(
         first=False, last=False, later=False, strict=False, gates=terms is not None, levels=6, reach=REACH["bfloat16"],
         precision=float32_precision(q.dtype), tile=64, block=blocks.block, hidden=blocks.hidden,
+        near=True,
     )  # fmt: skip
     enqueue(
         add_pairs_within, B * H * cdiv(T, 64) * cdiv(d, blocks.block),

@@ -22,6 +22,8 @@ from tflabench.kernels.common.rows import load_rows
 LOG2E = tl.constexpr(1.4426950408889634)
 # log2 of a decay that is 0 in float32. Sums of it are finite, and are added, never subtracted: they lose nothing.
 CLOSED = tl.constexpr(-150.0)
+NEAR = tl.constexpr(16)  # steps, of which pairs may have one reference whatever their gates, in bfloat16
+LEAST_NEAR = tl.constexpr(-16.0)
 LARGEST_FLOAT16 = tl.constexpr(65504.0)
 
 
@@ -105,6 +107,24 @@ def weigh_halves(q_given, k_given, log2, level, LEVELS: tl.constexpr):
 
 
 @triton.jit
+def weigh_near(q_given, k_given, log2, STEPS: tl.constexpr):
+    """Return q and k weighted from and to the middle of the range of each STEPS steps, rounded, and these weights.
+
+    A gate below 2^LEAST_NEAR counts as that: so weights stay in range, and what it lets through bfloat16 rounds off.
+    """
+    ROWS: tl.constexpr = log2.shape[0]
+    COLS: tl.constexpr = log2.shape[1]
+    until, _ = sums_of_segments(tl.maximum(log2, LEAST_NEAR), STEPS)
+    parts = tl.reshape(until, [ROWS // STEPS, STEPS, COLS])
+    parts -= 0.5 * (tl.min(parts, 1) + tl.max(parts, 1))[:, None, :]
+    away = tl.reshape(parts, [ROWS, COLS])
+    up, down = tl.exp2(away), tl.exp2(-away)
+    x = (q_given.to(tl.float32) * up).to(q_given.dtype)
+    y = (k_given.to(tl.float32) * down).to(k_given.dtype)
+    return x, y, up, down
+
+
+@triton.jit
 def scores_by_halves(q_given, k_given, log2, config: tl.constexpr):
     """Return `pair_scores` without scale, right for any gates."""
     TILE: tl.constexpr = config.tile
@@ -151,10 +171,16 @@ def gradients_by_halves(ds, q_given, k_given, log2, config: tl.constexpr):
     TILE: tl.constexpr = config.tile
     COLS: tl.constexpr = config.block
     LEVELS: tl.constexpr = config.levels
-    dq = tl.zeros([TILE, COLS], tl.float32)
-    dk = tl.zeros([TILE, COLS], tl.float32)
-    pairs = tl.zeros([TILE, COLS], tl.float32)
-    for level in range(LEVELS):
+    BETWEEN: tl.constexpr = LEVELS - 4 if config.near else LEVELS  # down to halves of NEAR steps
+    if config.near:
+        i = tl.arange(0, TILE) // NEAR
+        x, y, up, down = weigh_near(q_given, k_given, log2, NEAR)
+        dq, dk, pairs = weighted_gradients(tl.where(i[:, None] == i[None, :], ds, 0.0), x, y, up, down, config)
+    else:
+        dq = tl.zeros([TILE, COLS], tl.float32)
+        dk = tl.zeros([TILE, COLS], tl.float32)
+        pairs = tl.zeros([TILE, COLS], tl.float32)
+    for level in range(BETWEEN):
         x, y, up, down = weigh_halves(q_given, k_given, log2, level, LEVELS)
         part = tl.where(across_middles(level, TILE), ds, 0.0)
         dq_part, dk_part, pairs_part = weighted_gradients(part, x, y, up, down, config)
