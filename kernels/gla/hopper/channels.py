@@ -38,10 +38,10 @@ from tflabench.kernels.delta.hopper.walk import acquire_stage
 from tflabench.kernels.delta.hopper_plan import DeltaWalk
 from tflabench.kernels.gla.hopper_plan import gradients_shape
 from tflabench.kernels.kda.hopper.tiles import BY_CHANNEL, CHANNELS, as_blocks, as_steps
-from tflabench.kernels.scalar.hopper.conversions import nearest, widened
+from tflabench.kernels.scalar.hopper.conversions import lower, nearest, upper, widened
 from tflabench.kernels.scalar.hopper.launch import descriptor, pointers
 from tflabench.kernels.scalar.hopper.pipeline import Cursor, Ring, aggregate, allocate_ring
-from tflabench.kernels.scalar.hopper.state import read_both_parts, state_pointers
+from tflabench.kernels.scalar.hopper.state import state_pointers
 from tflabench.kernels.scalar.hopper.tiles import (
     ACC,
     ACC_COLUMN,
@@ -299,21 +299,26 @@ def read_rows(state, x_blocks, first, TWICE: gl.constexpr):
         TWICE: read the state in two parts of 16 bits, whose sum has twice as many.
     """
     BLOCKS: gl.constexpr = len(state)
-    blocks = ()
+    PARTS: gl.constexpr = 2 if TWICE else 1
+    dtype: gl.constexpr = x_blocks.dtype
+    out = gl.zeros([64, 64], gl.float32, layout=ACC)
     for z in gl.static_range(BLOCKS):
-        blocks += split_columns(state[z])
-    if TWICE:
-        return read_both_parts(blocks, x_blocks, first, 2 * BLOCKS)
-    else:
-        dtype: gl.constexpr = x_blocks.dtype
-        out = gl.zeros([64, 64], gl.float32, layout=ACC)
-        for j in gl.static_range(2 * BLOCKS):
-            # [64, 64] @ [64, 64] -> [64, 64]
-            xT = block(x_blocks, first + j).permute((1, 0))
-            s = gl.convert_layout(nearest(blocks[j], dtype), ACC_OPERAND)
-            out = warpgroup_mma(s, xT, out, use_acc=j > 0, is_async=True)
-            out, s = wait_for_products(0, deps=(out, s))
-        return out
+        left, right = split_columns(state[z])
+        pieces = split_columns(left) + split_columns(right)
+        for k in gl.static_range(4):
+            xT = block(x_blocks, first + 2 * z + k // 2).permute((1, 0)).slice(32 * (k % 2), 32, dim=0)
+            for part in gl.static_range(PARTS):
+                # [64, 32] @ [32, 64] -> [64, 64]
+                if part == 1:
+                    s = lower(pieces[k], dtype)
+                elif TWICE:
+                    s = upper(pieces[k], dtype)
+                else:
+                    s = nearest(pieces[k], dtype)
+                s = gl.convert_layout(s, ACC_OPERAND)
+                out = warpgroup_mma(s, xT, out, use_acc=z + k + part > 0, is_async=True)
+                out, s = wait_for_products(0, deps=(out, s))
+    return out
 
 
 @gluon.jit
