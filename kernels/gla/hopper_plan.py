@@ -28,18 +28,19 @@ LEAST_TOTAL = -120.0  # log2 of what a tile keeps of a channel; where it is less
 
 @dataclass(frozen=True)
 class GlaWalkShape:
-    """Describe how a program of a walk for o or dv is divided.
+    """Describe how a program of a walk is divided.
 
     Attributes:
-        num_stages, num_value_stages: tiles of q and k, and of v, in flight.
+        num_stages: tiles in flight, num_value_stages: of v, where it comes by itself.
         num_gate_slots: blocks of 64 channels of gates in flight.
-        num_outputs: blocks of o on their way out, of either half.
+        num_slots: of scores.  num_outputs: blocks of o on their way out, of either half.
         state_registers, gate_registers: of a thread of a partition that carries the state, and of the one for gates.
     """
 
     num_stages: int = 2
     num_value_stages: int = 2
     num_gate_slots: int = 3
+    num_slots: int = 2
     num_outputs: int = 1
     state_registers: int = 208
     gate_registers: int = 72
@@ -56,26 +57,9 @@ def columns_shape(d_hv: int, gate_bytes: int) -> GlaWalkShape:
     return GlaWalkShape() if gate_bytes == 4 else GlaWalkShape(num_gate_slots=4, num_outputs=2)
 
 
-@dataclass(frozen=True)
-class GlaGradientShape:
-    """Describe how a program of the walks for dq and dk is divided.
-
-    Attributes:
-        num_stages: tiles of do, v and one of q and k in flight.
-        num_gate_slots: see `GlaWalkShape`.  num_slots: of scores.
-        state_registers, gate_registers: see `GlaWalkShape`.
-    """
-
-    num_stages: int = 2
-    num_gate_slots: int = 3
-    num_slots: int = 1
-    state_registers: int = 208
-    gate_registers: int = 72
-
-
-def gradients_shape(d_hv: int) -> GlaGradientShape:
-    """Return how a program of the walks for dq and dk is divided: as many tiles in flight as there is memory for."""
-    return GlaGradientShape() if blocks_of(d_hv) > 1 else GlaGradientShape(num_gate_slots=4, num_slots=2)
+def channels_shape(d_hv: int) -> GlaWalkShape:
+    """Return how a program of the walks for dq and dk is divided."""
+    return GlaWalkShape(num_slots=1) if blocks_of(d_hv) > 1 else GlaWalkShape(num_gate_slots=4)
 
 
 def blocks_of(d_hv: int) -> int:

@@ -11,13 +11,11 @@ but for what crosses the step. So both walks take the same rounded q', k' and dP
 bits; nothing else is rounded (docs/decisions/2026-11-28-gla-on-hopper.md).
 
     load         1 warp    copies tiles of do, v, source, g and target by TMA        -> GlaGradientTiles, three rings
-    gate         4 warps   dP, scaled source and target, the factors of G            -> GlaGradientScores
+    gate         4 warps   dP, scaled source and target, the factors of G            -> GlaScores
     state 0, 1   4 warps   64 rows each of the state, channels of G                  -> dq or dk, by TMA
 
 Where a tile has closed its pairs of steps are left to `gradients.add_pairs`.
 """
-
-from typing import Any, NamedTuple
 
 from torch import Tensor
 from triton.experimental import gluon
@@ -29,14 +27,13 @@ from tflabench.kernels.delta.hopper.backward_dqk import send
 from tflabench.kernels.delta.hopper.inverses import VECTORS
 from tflabench.kernels.delta.hopper.schedule import (
     DeltaCounts,
-    DeltaSchedule,
     get_schedule,
     get_state_index,
     get_tile,
 )
 from tflabench.kernels.delta.hopper.walk import acquire_stage
 from tflabench.kernels.delta.hopper_plan import DeltaWalk
-from tflabench.kernels.gla.hopper_plan import gradients_shape
+from tflabench.kernels.gla.hopper_plan import channels_shape
 from tflabench.kernels.kda.hopper.tiles import BY_CHANNEL, CHANNELS, as_blocks, as_steps
 from tflabench.kernels.scalar.hopper.conversions import lower, nearest, upper, widened
 from tflabench.kernels.scalar.hopper.launch import descriptor, pointers
@@ -47,7 +44,6 @@ from tflabench.kernels.scalar.hopper.tiles import (
     ACC_COLUMN,
     ACC_OPERAND,
     ACC_ROW,
-    VECTOR,
     block,
     join_columns,
     load_blocks,
@@ -58,24 +54,7 @@ from tflabench.kernels.scalar.hopper.workarounds import ASSEMBLY, barrier, opaqu
 
 from .columns import scores_of_tile
 from .config import GlaGradientConfig
-from .walk import exponents, get_item, scaled, sums_of_tile
-
-
-class GlaGradientTensors(NamedTuple):
-    """Tensors without descriptors, or None; on the device, pointers.
-
-    Attributes:
-        closed: see `GlaTensors`.
-        initial: the states before segments, or of dk the gradients after them, (B, H, segments, d_qk, d_hv) float32.
-        terms: q' G of dq, then less k' G of dk, (B * H, tiles, 128, 64) float32, channels by steps of a tile.
-        sums: of terms over steps, (B * H, tiles, 128) float32.
-    """
-
-    closed: Any
-    initial: Any = None
-    terms: Any = None
-    sums: Any = None
-
+from .walk import GlaProgram, GlaTensors, allocate_scores, exponents, get_item, scaled, sums_of_tile
 
 # --- What partitions share --------------------------------------------------------------------------------------------
 
@@ -101,31 +80,6 @@ class GlaGradientTiles:
     target: gl.shared_memory_descriptor
 
 
-@aggregate
-class GlaGradientScores:
-    """A ring of slots in shared memory.
-
-    Fields:
-        dp: dP of a tile, [slots, 1, 1, 64, 64], 16 bits.
-        decay: by which the rows of the carried state are multiplied, [slots, 128] float32.
-    """
-
-    ring: Ring
-    dp: gl.shared_memory_descriptor
-    decay: gl.shared_memory_descriptor
-
-
-@aggregate
-class GlaGradientProgram:
-    """Buffers, pointers and counts that all partitions of a program share."""
-
-    config: gl.constexpr
-    schedule: DeltaSchedule
-    tensors: gl.tuple
-    inputs: GlaGradientTiles
-    scores: GlaGradientScores
-
-
 @gluon.jit
 def allocate_gradient_program(schedule, tensors, config: gl.constexpr, desc):
     """Return what all partitions share; desc describes blocks of q."""
@@ -133,7 +87,6 @@ def allocate_gradient_program(schedule, tensors, config: gl.constexpr, desc):
     VALUE_BLOCKS: gl.constexpr = 2 * config.blocks * config.num_stages
     SOURCE_BLOCKS: gl.constexpr = 2 * config.num_stages
     GATE_SLOTS: gl.constexpr = config.num_gate_slots
-    SLOTS: gl.constexpr = config.num_slots
     inputs = GlaGradientTiles(
         values=allocate_ring(config.num_stages, 2),
         do=gl.allocate_shared_memory(dtype, [VALUE_BLOCKS, 1, 1, 64, 64], desc.layout),
@@ -144,12 +97,7 @@ def allocate_gradient_program(schedule, tensors, config: gl.constexpr, desc):
         targets=allocate_ring(1, 1),
         target=gl.allocate_shared_memory(dtype, [1, 1, 1, 64, 64], desc.layout),
     )
-    scores = GlaGradientScores(
-        ring=allocate_ring(SLOTS, 2),
-        dp=gl.allocate_shared_memory(dtype, [SLOTS, 1, 1, 64, 64], desc.layout),
-        decay=gl.allocate_shared_memory(gl.float32, [SLOTS, 128], VECTOR),
-    )
-    return GlaGradientProgram(config, schedule, tensors, inputs, scores)
+    return GlaProgram(config, schedule, tensors, inputs, allocate_scores(config, desc, 128, 1))
 
 
 @gluon.jit
@@ -224,7 +172,7 @@ def gradient_gate_partition(program, g_desc, scale_log2, totals):
             else:
                 dp = scores_of_tile(inputs.do, inputs.v, COLUMN_BLOCKS * value.slot, COLUMN_BLOCKS)
                 scores.ring.producer_acquire(slot)
-                block(scores.dp, slot.slot).store(nearest(dp, dtype))
+                block(scores.p, slot.slot).store(nearest(dp, dtype))
             references = ()
             for c in gl.static_range(2):
                 inputs.gates.consumer_wait(gate)
@@ -361,7 +309,7 @@ def walk_gradient_tile(program, desc, work, tile, places, state, HALF: gl.conste
     else:
         rows = decayed_rows(state, decay)
         out = read_rows(rows, reads, 2 * BLOCKS * value, config.gates)
-        dp = block(scores.dp, slot)
+        dp = block(scores.p, slot)
         if not config.reverse:
             dp = dp.permute((1, 0))
         out = warpgroup_mma(sourceT, dp, out, is_async=True)
@@ -439,7 +387,7 @@ def walk_channels(
 
 
 def launch_channels(
-    walk: DeltaWalk, inputs: tuple[Tensor, ...], out: Tensor, tensors: GlaGradientTensors, *, scale_log2: float,
+    walk: DeltaWalk, inputs: tuple[Tensor, ...], out: Tensor, tensors: GlaTensors, *, scale_log2: float,
     reverse: bool, exact: bool, pieces: int,
 ) -> None:  # fmt: skip
     """Write dq or, in reverse, dk, and the terms of dg if there is room for them.
@@ -455,7 +403,7 @@ def launch_channels(
     gates = tensors.terms is not None
     for piece in range(pieces):
         config = GlaGradientConfig.of(
-            gradients_shape(v.shape[-1]), d_qk=q.shape[-1], d_hv=v.shape[-1], piece=piece, reverse=reverse, exact=exact,
+            channels_shape(v.shape[-1]), d_qk=q.shape[-1], d_hv=v.shape[-1], piece=piece, reverse=reverse, exact=exact,
             gates=gates, sums_terms=gates and reverse and piece == pieces - 1, loads=tensors.initial is not None,
         )  # fmt: skip
         enqueue(

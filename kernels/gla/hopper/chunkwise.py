@@ -29,7 +29,7 @@ from tflabench.kernels.scalar.plan.hopper_segments import Segments
 from tflabench.kernels.state import State
 from tflabench.kernels.types import Gating
 
-from .channels import GlaGradientTensors, launch_channels
+from .channels import launch_channels
 from .columns import launch_columns
 from .gates import gradients_of_gates, sample_gates
 from .joins import joined
@@ -77,7 +77,7 @@ def forward(arguments: Arguments, options: KernelOptions) -> tuple[Tensor, State
         of_each, decays = _empty_states(plan, v, v.shape[-1]), _empty_states(plan, v)
         tensors = GlaTensors(seen, closed, None, of_each, decays)
         launch_columns(plan.states, inputs, None, None, tensors, scale_log2=scale_log2)
-        tensors = GlaTensors(closed, None, None, of_each, decays)
+        tensors = GlaTensors(closed, final=of_each, decays=decays)
         launch_columns(plan.states, inputs, None, None, tensors, scale_log2=scale_log2, exact=True)
         starts = joined(of_each, decays, starts, reverse=False)
         of_segments = starts, decays
@@ -86,7 +86,7 @@ def forward(arguments: Arguments, options: KernelOptions) -> tuple[Tensor, State
     last = _empty_state(plan.sizes, v) if options.return_last_state else None
     launch_columns(plan.outputs, inputs, None, out, GlaTensors(seen, closed, starts, last), scale_log2=scale_log2)
     p = launch_scores(q, k, g, closed, sizes=plan.sizes, scale=options.scale)
-    tensors = GlaTensors(closed, None, starts, last)
+    tensors = GlaTensors(closed, initial=starts, final=last)
     launch_columns(plan.outputs, inputs, p, out, tensors, scale_log2=scale_log2, exact=True)
     if out is not o:
         o.copy_(out)
@@ -122,7 +122,7 @@ def backward(
     if plan.state_gradients is not None:
         starts, decays = others[:2]
         of_each = _empty_states(plan, do, do.shape[-1])
-        tensors = GlaTensors(closed, None, None, of_each)
+        tensors = GlaTensors(closed, final=of_each)
         for exact in (False, True):
             launch_columns(
                 plan.state_gradients, inputs, None, None, tensors, scale_log2=scale_log2, reverse=True, exact=exact
@@ -131,7 +131,7 @@ def backward(
     dv = torch.empty_like(arguments.v)
     dv = dv if aligned(dv) is dv else torch.empty(dv.shape, dtype=dv.dtype, device=dv.device)
     d_initial = None if initial is None else _empty_state(sizes, do)
-    tensors = GlaTensors(closed, None, ends, d_initial)
+    tensors = GlaTensors(closed, initial=ends, final=d_initial)
     p = launch_scores(q, k, g, closed, sizes=sizes, scale=options.scale)
     for exact in (False, True):
         launch_columns(
@@ -145,7 +145,7 @@ def backward(
         terms = q.new_empty((rows, tiles, plans.LARGEST_D_QK, plans.TILE), dtype=torch.float32)
         sums = q.new_empty((rows, tiles, plans.LARGEST_D_QK), dtype=torch.float32)
     for out, states, reverse in ((dq, starts, False), (dk, ends, True)):
-        tensors = GlaGradientTensors(closed, states, terms, sums)
+        tensors = GlaTensors(closed, initial=states, terms=terms, sums=sums)
         for exact in (False, True):
             launch_channels(
                 plan.channels, (q, k, g, v, do), out, tensors, scale_log2=scale_log2, reverse=reverse, exact=exact,

@@ -22,7 +22,6 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from tflabench.kernels.common.launching import enqueue
 from tflabench.kernels.delta.hopper.schedule import (
     DeltaCounts,
-    DeltaSchedule,
     get_schedule,
     get_state_index,
     get_tile,
@@ -38,7 +37,6 @@ from tflabench.kernels.scalar.hopper.tiles import (
     ACC,
     ACC_COLUMN,
     ACC_ROW,
-    VECTOR,
     block,
     join_columns,
     load_blocks,
@@ -48,7 +46,7 @@ from tflabench.kernels.scalar.hopper.tiles import (
 from tflabench.kernels.scalar.hopper.workarounds import ASSEMBLY, barrier, tma_store, wait_for_products
 
 from .config import GlaWalkConfig
-from .walk import GlaTensors, exponents, get_item, scaled, sums_of_tile
+from .walk import GlaProgram, GlaTensors, allocate_scores, exponents, get_item, scaled, sums_of_tile
 
 LEAST = gl.constexpr(LEAST_TOTAL)
 TOTALS = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, order=[1, 0]))
@@ -76,31 +74,6 @@ class GlaTiles:
     gate: gl.shared_memory_descriptor
 
 
-@aggregate
-class GlaScores:
-    """A ring of slots in shared memory, each the P of a tile, and the factors of the state.
-
-    Fields:
-        p: [slots, 1, 1, 64, 64], 16 bits.
-        decay: by which the carried state is multiplied, [slots, 64 * blocks of channels] float32.
-    """
-
-    ring: Ring
-    p: gl.shared_memory_descriptor
-    decay: gl.shared_memory_descriptor
-
-
-@aggregate
-class GlaProgram:
-    """Buffers, pointers and counts that all partitions of a program share."""
-
-    config: gl.constexpr
-    schedule: DeltaSchedule
-    tensors: gl.tuple
-    inputs: GlaTiles
-    scores: GlaScores
-
-
 @gluon.jit
 def allocate_program(schedule, tensors, config: gl.constexpr, desc, gate_desc):
     """Return what all partitions share; desc describes blocks of q, gate_desc those of g."""
@@ -108,7 +81,6 @@ def allocate_program(schedule, tensors, config: gl.constexpr, desc, gate_desc):
     KEY_BLOCKS: gl.constexpr = config.channel_blocks * config.num_stages
     VALUE_BLOCKS: gl.constexpr = 2 * config.blocks * config.num_value_stages
     CHANNEL_COUNT: gl.constexpr = 64 * config.channel_blocks
-    SLOTS: gl.constexpr = config.num_slots
     GATE_SLOTS: gl.constexpr = config.num_gate_slots
     inputs = GlaTiles(
         keys=allocate_ring(config.num_stages, 2),
@@ -119,11 +91,7 @@ def allocate_program(schedule, tensors, config: gl.constexpr, desc, gate_desc):
         gates=allocate_ring(GATE_SLOTS, 1),
         gate=gl.allocate_shared_memory(gate_desc.dtype, [GATE_SLOTS, 1, 1, 64, 64], gate_desc.layout),
     )
-    scores = GlaScores(
-        ring=allocate_ring(SLOTS, 2, 2 if config.reads_scores else 1),
-        p=gl.allocate_shared_memory(dtype, [SLOTS, 1, 1, 64, 64], desc.layout),
-        decay=gl.allocate_shared_memory(gl.float32, [SLOTS, CHANNEL_COUNT], VECTOR),
-    )
+    scores = allocate_scores(config, desc, CHANNEL_COUNT, 2 if config.reads_scores else 1)
     return GlaProgram(config, schedule, tensors, inputs, scores)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tflabench.kernels.common.cover import cdiv
-from tflabench.kernels.gla.hopper_plan import BLOCK, GlaGradientShape, GlaWalkShape, blocks_of, pieces_of
+from tflabench.kernels.gla.hopper_plan import BLOCK, GlaWalkShape, blocks_of, pieces_of
 from tflabench.kernels.scalar.hopper.config import KernelConfig
 
 
@@ -29,7 +29,6 @@ class GlaWalkConfig(KernelConfig, GlaWalkShape):
     states_only: bool = False
     loads: bool = False
     stores: bool = False
-    num_slots: int = 2
 
     @property
     def channel_blocks(self) -> int:
@@ -78,7 +77,7 @@ class GlaWalkConfig(KernelConfig, GlaWalkShape):
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
-class GlaGradientConfig(KernelConfig, GlaGradientShape):
+class GlaGradientConfig(KernelConfig, GlaWalkShape):
     """Describe what the walks for dq and dk are compiled for, see `channels`.
 
     Attributes:

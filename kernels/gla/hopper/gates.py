@@ -69,7 +69,7 @@ def gradients_of_gates(g: Tensor, terms: Tensor, sums: Tensor, crossing: Tensor 
     """Return dg like g (B, H, T, d_qk).
 
     Args:
-        terms, sums: see `channels.GlaGradientTensors`.
+        terms, sums: see `walk.GlaTensors`.
         crossing: the last state times its gradient, summed over columns, (B, H, d_qk); None for zero.
         closed: (B * H,) int32, 0 for sequences of a head that have not closed.
     """

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from tflabench.kernels.delta.hopper.schedule import DeltaItem, get_work_item
+from tflabench.kernels.delta.hopper.schedule import DeltaItem, DeltaSchedule, get_work_item
 from tflabench.kernels.kda.hopper.tiles import (
     BY_CHANNEL,
     as_blocks,
@@ -34,6 +34,8 @@ from tflabench.kernels.kda.hopper.tiles import (
     sums_within_blocks,
 )
 from tflabench.kernels.scalar.hopper.conversions import nearest, widened
+from tflabench.kernels.scalar.hopper.pipeline import Ring, aggregate, allocate_ring
+from tflabench.kernels.scalar.hopper.tiles import VECTOR
 
 
 class GlaTensors(NamedTuple):
@@ -42,9 +44,12 @@ class GlaTensors(NamedTuple):
     Attributes:
         closed: (B * H,) int32, not 0 for sequences of a head that have closed, as far as the walk is to know.
         flags: the same, where the walk writes which ones it sees close.
-        initial: before each segment, (B, H, segments, d_qk, d_hv) float32.
-        final: after the last segment, in the direction of the walk, (B, H, d_qk, d_hv); of a pass, after each segment.
+        initial: the states before segments, or backward in time the gradients after them, (B, H, segments, d_qk, d_hv)
+            float32.
+        final: what comes of it after the last segment of the walk, (B, H, d_qk, d_hv); of a pass, after each.
         decays: of a forward pass, (B, H, segments, d_qk): by what a segment multiplies the channels of a state.
+        terms: q' G of dq, then less k' G of dk (`channels`), (B * H, tiles, 128, 64) float32, channels by steps.
+        sums: of terms over the steps of a tile, (B * H, tiles, 128) float32.
     """
 
     closed: Any
@@ -52,6 +57,44 @@ class GlaTensors(NamedTuple):
     initial: Any = None
     final: Any = None
     decays: Any = None
+    terms: Any = None
+    sums: Any = None
+
+
+@aggregate
+class GlaScores:
+    """A ring of slots in shared memory, each for a tile.
+
+    Fields:
+        p: P, or dP, [slots, 1, 1, 64, 64], 16 bits.
+        decay: by which the channels of the carried state are multiplied, [slots, 64 * blocks of channels] float32.
+    """
+
+    ring: Ring
+    p: gl.shared_memory_descriptor
+    decay: gl.shared_memory_descriptor
+
+
+@aggregate
+class GlaProgram:
+    """Buffers, pointers and counts that all partitions of a program share; inputs: rings of tiles."""
+
+    config: gl.constexpr
+    schedule: DeltaSchedule
+    tensors: gl.tuple
+    inputs: object
+    scores: GlaScores
+
+
+@gluon.jit
+def allocate_scores(config: gl.constexpr, desc, CHANNELS_OF_STATE: gl.constexpr, ARRIVALS: gl.constexpr):
+    """Return a ring of scores, each full after ARRIVALS; desc describes blocks of q."""
+    SLOTS: gl.constexpr = config.num_slots
+    return GlaScores(
+        ring=allocate_ring(SLOTS, 2, ARRIVALS),
+        p=gl.allocate_shared_memory(desc.dtype, [SLOTS, 1, 1, 64, 64], desc.layout),
+        decay=gl.allocate_shared_memory(gl.float32, [SLOTS, CHANNELS_OF_STATE], VECTOR),
+    )
 
 
 @gluon.jit
