@@ -44,6 +44,8 @@ from .outputs import OutputSizes
 from .scores import Weighted
 from .tiles import CLOSED, load_gates, pair_gradients, sums_of_segments
 
+TILES_TOGETHER = tl.constexpr(16)  # of a program of `add_pairs_within`: most find that a sequence has not closed
+
 
 class GradientInputs(NamedTuple):
     """Tensors (B, H, T, d) of a call, as `rows.Rows`."""
@@ -279,20 +281,26 @@ def add_pairs_within(inputs, dq, dk, terms, closed, scale, sizes, config: tl.con
         closed: (B * H,) int32, 0 for sequences that have not.
     """
     TILE: tl.constexpr = config.tile
+    BLOCK: tl.constexpr = config.block
     T, d = sizes.T, sizes.d_qk
-    place = place_of_program(sizes, config)
-    if tl.load(closed + place.bh) == 0:
+    tiles, blocks = tl.cdiv(T, TILE), tl.cdiv(d, BLOCK)
+    groups = tl.cdiv(tiles, TILES_TOGETHER)
+    i = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
+    first, bh = tl.program_id(0) // blocks % groups * TILES_TOGETHER, tl.program_id(0) // blocks // groups
+    b, h = bh // sizes.heads, bh % sizes.heads
+    step = tl.arange(0, TILE)
+    if tl.load(closed + bh) == 0:
         return
-    of_q, of_k, pairs = gradients_within(inputs, scale, place, sizes, config)
-    of_q += load_rows(dq, place.b, place.h, place.t, place.i, T, d).to(tl.float32)
-    of_k += load_rows(dk, place.b, place.h, place.t, place.i, T, d).to(tl.float32)
-    store_rows(dq, of_q, place.b, place.h, place.t, place.i, T, d)
-    store_rows(dk, of_k, place.b, place.h, place.t, place.i, T, d)
-    if terms is not None:
-        matrix = place.bh * tl.cdiv(T, TILE) + place.tile
-        step = tl.arange(0, TILE)
-        more = load_matrix(terms, matrix, place.i, step, 128, TILE) + pairs.T
-        store_matrix(terms, more, matrix, place.i, step, 128, TILE)
+    for tile in range(first, tl.minimum(first + TILES_TOGETHER, tiles)):
+        t = tile * TILE + step
+        place = TileOfHead(bh, b, h, tile, t, i, 0, 1, 0, tiles)
+        of_q, of_k, pairs = gradients_within(inputs, scale, place, sizes, config)
+        store_rows(dq, of_q + load_rows(dq, b, h, t, i, T, d).to(tl.float32), b, h, t, i, T, d)
+        store_rows(dk, of_k + load_rows(dk, b, h, t, i, T, d).to(tl.float32), b, h, t, i, T, d)
+        if terms is not None:
+            matrix = bh * tiles + tile
+            more = load_matrix(terms, matrix, i, step, 128, TILE) + pairs.T
+            store_matrix(terms, more, matrix, i, step, 128, TILE)
 
 
 @triton.jit(do_not_specialize=["heads"])
@@ -418,7 +426,7 @@ def add_pairs(
         near=True,
     )  # fmt: skip
     enqueue(
-        add_pairs_within, B * H * cdiv(T, 64) * cdiv(d, blocks.block),
+        add_pairs_within, B * H * cdiv(T, 64 * TILES_TOGETHER.value) * cdiv(d, blocks.block),
         GradientInputs(*(rows(x, None) for x in inputs)), *(rows(x, None) for x in grads), terms, closed, scale,
         OutputSizes(H, T, d, v.shape[-1], 1), config=config, num_warps=8, num_stages=GRADIENT_STAGES,
     )  # fmt: skip

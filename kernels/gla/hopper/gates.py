@@ -74,7 +74,7 @@ def gradients_of_gates(g: Tensor, terms: Tensor, sums: Tensor, crossing: Tensor 
         closed: (B * H,) int32, 0 for sequences of a head that have not closed.
     """
     B, H, T, d = g.shape
-    later = sums.flip(1).cumsum(1).flip(1) - sums
+    later = sums.sum(1, keepdim=True) - sums.cumsum(1)
     if crossing is not None:
         later[..., :d] += crossing.reshape(B * H, 1, d)
     dg = torch.empty_like(g)
