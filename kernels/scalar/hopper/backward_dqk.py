@@ -44,7 +44,7 @@ from tflabench.kernels.scalar.plan.hopper import Walk
 from tflabench.kernels.scalar.plan.hopper_shapes import HEIGHT, WIDTH
 
 from .config import WalkConfig
-from .conversions import lower, rounded, upper, widened
+from .conversions import rounded, widened
 from .launch import WalkInputs, descriptor, pointers
 from .pipeline import Ring, aggregate, allocate_ring, begin_kernel, end_kernel, publish_stores, wait_for_stores
 from .row_sums import store_warp_sums, write_sums
@@ -60,7 +60,7 @@ from .schedule import (
     is_independent,
     stores_state,
 )
-from .state import States, finish_state_update, start_state_update
+from .state import States, finish_state_update, read_both_parts, start_state_update
 from .state_walk import (
     allocate_program,
     commit_scores,
@@ -82,11 +82,9 @@ from .tiles import (
     VECTOR,
     WIDE,
     WIDE_COLUMN,
-    WIDE_OPERAND,
     WIDE_ROW,
     block,
     operands,
-    split_columns,
 )  # fmt: skip
 from .workarounds import ASSEMBLY, barrier, opaque_zero, wait_for_products
 
@@ -209,37 +207,6 @@ def score_and_sum_partition(program, tensors, buffers, exponents_smem):
 
 
 # --- State partition --------------------------------------------------------------------------------------------------
-
-
-@gluon.jit
-def read_both_parts(blocks, query, first_block, BLOCKS: gl.constexpr):
-    """Return S query^T of 128 rows of the state, [128, columns] @ [columns, 64] -> [128, 64] float32.
-
-    The state takes part with twice the bits of an operand, as `upper` and `lower`, 16 columns at a time: there are no
-    registers for larger operands of three products, two in flight and one that is made.
-    """
-    dtype: gl.constexpr = query.dtype
-    out = gl.zeros([128, 64], gl.float32, layout=WIDE)
-    in_flight = ()
-    for j in gl.static_range(BLOCKS):
-        queryT = block(query, first_block + j).permute((1, 0))
-        left, right = split_columns(blocks[j])
-        pieces = split_columns(left) + split_columns(right)
-        for k in gl.static_range(4):
-            for part in gl.static_range(2):
-                # [128, 16] @ [16, 64] -> [128, 64]
-                s = lower(pieces[k], dtype) if part else upper(pieces[k], dtype)
-                s = gl.convert_layout(s, WIDE_OPERAND)
-                out = warpgroup_mma(
-                    s, queryT.slice(16 * k, 16, dim=0), out, use_acc=(j + k + part > 0), is_async=True
-                )  # fmt: skip
-                if len(in_flight) == 2:
-                    wait_for_products(2, deps=(in_flight[0],))
-                    in_flight = (in_flight[1], s)
-                else:  # waits for nothing; but ptxas would for the state (C7517), from Triton 3.9 on
-                    in_flight += (wait_for_products(len(in_flight) + 1, deps=(s,)),)
-    out, _, _ = wait_for_products(0, deps=(out, in_flight[0], in_flight[1]))
-    return out
 
 
 @gluon.jit

@@ -13,9 +13,9 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma
 
-from .conversions import widened
-from .tiles import join_columns, split_columns
-from .workarounds import zero_from_here
+from .conversions import lower, upper, widened
+from .tiles import block, join_columns, split_columns
+from .workarounds import wait_for_products, zero_from_here
 
 
 class States(NamedTuple):
@@ -127,3 +127,37 @@ def finish_state_update(done, BLOCKS: gl.constexpr):
         else:
             blocks += (done[j],)
     return blocks
+
+
+@gluon.jit
+def read_both_parts(blocks, query, first_block, BLOCKS: gl.constexpr):
+    """Return S query^T of rows of the state, [rows, columns] @ [columns, 64] -> [rows, 64] float32.
+
+    The state takes part with twice the bits of an operand, as `upper` and `lower`, 16 columns at a time: there are no
+    registers for larger operands of three products, two in flight and one that is made.
+    """
+    dtype: gl.constexpr = query.dtype
+    ROWS: gl.constexpr = blocks[0].shape[0]
+    layout: gl.constexpr = blocks[0].type.layout
+    operand: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=layout, k_width=2)
+    out = gl.zeros([ROWS, 64], gl.float32, layout=layout)
+    in_flight = ()
+    for j in gl.static_range(BLOCKS):
+        queryT = block(query, first_block + j).permute((1, 0))
+        left, right = split_columns(blocks[j])
+        pieces = split_columns(left) + split_columns(right)
+        for k in gl.static_range(4):
+            for part in gl.static_range(2):
+                # [rows, 16] @ [16, 64] -> [rows, 64]
+                s = lower(pieces[k], dtype) if part else upper(pieces[k], dtype)
+                s = gl.convert_layout(s, operand)
+                out = warpgroup_mma(
+                    s, queryT.slice(16 * k, 16, dim=0), out, use_acc=(j + k + part > 0), is_async=True
+                )  # fmt: skip
+                if len(in_flight) == 2:
+                    wait_for_products(2, deps=(in_flight[0],))
+                    in_flight = (in_flight[1], s)
+                else:  # waits for nothing; but ptxas would for the state (C7517), from Triton 3.9 on
+                    in_flight += (wait_for_products(len(in_flight) + 1, deps=(s,)),)
+    out, _, _ = wait_for_products(0, deps=(out, in_flight[0], in_flight[1]))
+    return out
