@@ -35,10 +35,10 @@ from tflabench.kernels.delta.hopper.walk import acquire_stage
 from tflabench.kernels.delta.hopper_plan import DeltaWalk
 from tflabench.kernels.gla.hopper_plan import channels_shape
 from tflabench.kernels.kda.hopper.tiles import BY_CHANNEL, CHANNELS, as_blocks, as_steps
-from tflabench.kernels.scalar.hopper.conversions import lower, nearest, upper, widened
+from tflabench.kernels.scalar.hopper.conversions import nearest, widened
 from tflabench.kernels.scalar.hopper.launch import descriptor, pointers
 from tflabench.kernels.scalar.hopper.pipeline import Cursor, Ring, aggregate, allocate_ring
-from tflabench.kernels.scalar.hopper.state import state_pointers
+from tflabench.kernels.scalar.hopper.state import read_both_parts, state_pointers
 from tflabench.kernels.scalar.hopper.tiles import (
     ACC,
     ACC_COLUMN,
@@ -54,7 +54,7 @@ from tflabench.kernels.scalar.hopper.workarounds import ASSEMBLY, barrier, opaqu
 
 from .columns import scores_of_tile
 from .config import GlaGradientConfig
-from .walk import GlaProgram, GlaTensors, allocate_scores, exponents, get_item, scaled, sums_of_tile
+from .walk import GlaProgram, GlaTensors, allocate_scores, exponents, get_item, opaque_zeros, scaled, sums_of_tile
 
 # --- What partitions share --------------------------------------------------------------------------------------------
 
@@ -222,7 +222,7 @@ def load_rows(program, work, HALF: gl.constexpr):
                 columns = column + gl.arange(0, 64, layout=ACC_COLUMN)[None, :]
                 halves += (gl.load(at, mask=(rows < D_QK) & (columns < D_HV), other=0.0),)
             else:
-                halves += (gl.zeros([64, 64], gl.float32, layout=ACC),)
+                halves += (opaque_zeros(work.row),)
         state += (join_columns(halves[0], halves[1]),)
     return state
 
@@ -247,26 +247,21 @@ def read_rows(state, x_blocks, first, TWICE: gl.constexpr):
         TWICE: read the state in two parts of 16 bits, whose sum has twice as many.
     """
     BLOCKS: gl.constexpr = len(state)
-    PARTS: gl.constexpr = 2 if TWICE else 1
-    dtype: gl.constexpr = x_blocks.dtype
-    out = gl.zeros([64, 64], gl.float32, layout=ACC)
+    blocks = ()
     for z in gl.static_range(BLOCKS):
-        left, right = split_columns(state[z])
-        pieces = split_columns(left) + split_columns(right)
-        for k in gl.static_range(4):
-            xT = block(x_blocks, first + 2 * z + k // 2).permute((1, 0)).slice(32 * (k % 2), 32, dim=0)
-            for part in gl.static_range(PARTS):
-                # [64, 32] @ [32, 64] -> [64, 64]
-                if part == 1:
-                    s = lower(pieces[k], dtype)
-                elif TWICE:
-                    s = upper(pieces[k], dtype)
-                else:
-                    s = nearest(pieces[k], dtype)
-                s = gl.convert_layout(s, ACC_OPERAND)
-                out = warpgroup_mma(s, xT, out, use_acc=z + k + part > 0, is_async=True)
-                out, s = wait_for_products(0, deps=(out, s))
-    return out
+        blocks += split_columns(state[z])
+    if TWICE:
+        return read_both_parts(blocks, x_blocks, first, 2 * BLOCKS)
+    else:
+        dtype: gl.constexpr = x_blocks.dtype
+        out = gl.zeros([64, 64], gl.float32, layout=ACC)
+        for j in gl.static_range(2 * BLOCKS):
+            # [64, 64] @ [64, 64] -> [64, 64]
+            xT = block(x_blocks, first + j).permute((1, 0))
+            s = gl.convert_layout(nearest(blocks[j], dtype), ACC_OPERAND)
+            out = warpgroup_mma(s, xT, out, use_acc=j > 0, is_async=True)
+            out, s = wait_for_products(0, deps=(out, s))
+        return out
 
 
 @gluon.jit

@@ -46,7 +46,7 @@ from tflabench.kernels.scalar.hopper.tiles import (
 from tflabench.kernels.scalar.hopper.workarounds import ASSEMBLY, barrier, tma_store, wait_for_products
 
 from .config import GlaWalkConfig
-from .walk import GlaProgram, GlaTensors, allocate_scores, exponents, get_item, scaled, sums_of_tile
+from .walk import GlaProgram, GlaTensors, allocate_scores, exponents, get_item, opaque_zeros, scaled, sums_of_tile
 
 LEAST = gl.constexpr(LEAST_TOTAL)
 TOTALS = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, order=[1, 0]))
@@ -293,7 +293,7 @@ def load_states(program, work, HALF: gl.constexpr):
                 at, exist = state_block(ptr, first_column(program, work, HALF, z), 64 * c, D_HV, D_QK)
                 parts += (gl.load(at, mask=exist, other=0.0),)
             else:
-                parts += (gl.zeros([64, 64], gl.float32, layout=ACC),)
+                parts += (opaque_zeros(work.row),)
         if CHANNEL_BLOCKS == 1:
             state += parts
         else:

@@ -35,7 +35,8 @@ from tflabench.kernels.kda.hopper.tiles import (
 )
 from tflabench.kernels.scalar.hopper.conversions import nearest, widened
 from tflabench.kernels.scalar.hopper.pipeline import Ring, aggregate, allocate_ring
-from tflabench.kernels.scalar.hopper.tiles import VECTOR
+from tflabench.kernels.scalar.hopper.tiles import ACC, VECTOR
+from tflabench.kernels.scalar.hopper.workarounds import opaque_zero
 
 
 class GlaTensors(NamedTuple):
@@ -107,6 +108,16 @@ def get_item(schedule, closed, item, config: gl.constexpr):
     else:
         end = gl.where(has_closed, work.first_tile, work.end_tile)
     return DeltaItem(work.batch, work.head, work.qk_head, work.row, work.piece, work.segment, work.first_tile, end)
+
+
+@gluon.jit
+def opaque_zeros(i):
+    """Return a state of zeros, [64, 64] float32, made of a counter.
+
+    Of one that begins with constants ptxas (of Triton 3.6) takes the upper bits for 0 in every tile: `lower` of it was
+    all of it.
+    """
+    return gl.full([64, 64], opaque_zero(i).to(gl.float32), gl.float32, layout=ACC)
 
 
 @gluon.jit
