@@ -28,11 +28,7 @@ OP = next(op for op in fla_ops.OPS if op.name == "fla_gated_delta_net")
 
 
 def build(problem: Problem, device: torch.device) -> Case:
-    """Return the Case of its chunk_gdn.
-
-    Raises:
-        Unsupported: a GPU older than Ampere.
-    """
+    """Return the Case of its chunk_gdn."""
     require_capability(device, 8)
     function: Any = import_module("attn_gym.linear").chunk_gdn
     inputs = fla_ops.inputs_of_serving(OP, problem, device, normalizes=False)

@@ -27,11 +27,7 @@ OP = next(op for op in fla_ops.OPS if op.name == "fla_kda")
 
 
 def build(problem: Problem, device: torch.device) -> Case:
-    """Return the Case of kimi_delta_attention.
-
-    Raises:
-        Unsupported: another GPU than one of Hopper.
-    """
+    """Return the Case of kimi_delta_attention."""
     import torch
 
     require_capability(device, 9, 9)

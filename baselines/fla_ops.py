@@ -264,11 +264,7 @@ def inputs_of_serving(op: Op, problem: Problem, device: torch.device, *, normali
 
 
 def build_step(op: Op, problem: Problem, device: torch.device) -> Case:
-    """Return the Case of a decode step by the fused recurrent form of a delta rule, of the inputs of ours.
-
-    Raises:
-        Unsupported: a GPU older than Ampere.
-    """
+    """Return the Case of a decode step by the fused recurrent form of a delta rule, of the inputs of ours."""
     import torch
 
     require_capability(device, 8)

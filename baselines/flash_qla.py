@@ -24,11 +24,7 @@ OP = next(op for op in fla_ops.OPS if op.name == "fla_gated_delta_net")
 
 
 def build(problem: Problem, device: torch.device) -> Case:
-    """Return the Case of its chunk_gated_delta_rule.
-
-    Raises:
-        Unsupported: a GPU older than Hopper.
-    """
+    """Return the Case of its chunk_gated_delta_rule."""
     require_capability(device, 9)
     function: Any = import_module("flash_qla").chunk_gated_delta_rule
     inputs = fla_ops.drawn_inputs(OP, problem, device)

@@ -39,11 +39,7 @@ def module(name: str = "gdn_prefill") -> Any:
 
 
 def build(problem: Problem, device: torch.device) -> Case:
-    """Return the Case of its chunk_gated_delta_rule.
-
-    Raises:
-        Unsupported: a GPU older than Hopper.
-    """
+    """Return the Case of its chunk_gated_delta_rule."""
     import torch
 
     require_capability(device, 9)
@@ -62,11 +58,7 @@ def build(problem: Problem, device: torch.device) -> Case:
 
 
 def build_step(problem: Problem, device: torch.device) -> Case:
-    """Return the Case of its gated_delta_rule_decode_pretranspose, on states in float32, which it writes in place.
-
-    Raises:
-        Unsupported: a GPU older than Hopper.
-    """
+    """Return the Case of its gated_delta_rule_decode_pretranspose, on states in float32, which it writes in place."""
     import torch
     from torch.nn.functional import logsigmoid
 

@@ -349,9 +349,8 @@ def over_gates(stem: str, source: Source) -> Iterator[Figure]:
     rows = source.rows
     operations = [operation(*each) for each in zip(rows["implementation"], rows["gate"], strict=True)]
     for name, of_one in rows.groupby(pd.Series(operations, rows.index), sort=False):
-        if of_one["gates"].nunique() > 1:
-            for part in split(of_one, "gates"):
-                yield _of_gates("-".join([stem, str(name), *part.tags]), source, part)
+        for part in split(of_one, "gates") if of_one["gates"].nunique() > 1 else ():
+            yield _of_gates("-".join([stem, str(name), *part.tags]), source, part)
 
 
 def _of_gates(stem: str, source: Source, part: Slice) -> Figure:
