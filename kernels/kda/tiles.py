@@ -22,10 +22,9 @@ import triton.language as tl
 from torch import Tensor
 
 from tflabench.kernels.common.launching import enqueue
-from tflabench.kernels.common.rows import load_rows, rows, store_matrix
+from tflabench.kernels.common.rows import rows, store_matrix
 from tflabench.kernels.delta.inverses import inverse_of
-from tflabench.kernels.gla.scores import Weighted, empty_weighted
-from tflabench.kernels.gla.tiles import load_gates, pair_scores, sums_of_segments
+from tflabench.kernels.gla.scores import Weighted, empty_weighted, weigh_tile
 
 from .call import KdaCall
 
@@ -69,31 +68,13 @@ class OperandsConfig:
 def tile_operands(q, k, g, beta, operands, scale, heads, T, d, config: tl.constexpr):
     """Write `TileOperands` of one tile of one head, of q, k, g, `rows.Rows`, and beta (B * H, T) float32."""
     TILE: tl.constexpr = config.tile
-    BLOCK: tl.constexpr = config.block
     PARTS: tl.constexpr = config.parts
     OF_INVERSE: tl.constexpr = config.of_inverse
+    a = weigh_tile(q, k, g, operands.weighted, operands.reads, scale, heads, T, d, config)
     tiles = tl.cdiv(T, TILE)
     tile, bh = tl.program_id(0) % tiles, tl.program_id(0) // tiles
-    b, h = bh // heads, bh % heads
     r = tl.arange(0, TILE)
     t = tile * TILE + r
-    weighted = operands.weighted
-    scores = tl.zeros([TILE, TILE], tl.float32)
-    a = tl.zeros([TILE, TILE], tl.float32)
-    for start in range(0, d, BLOCK):
-        c = start + tl.arange(0, BLOCK)
-        q_tile = load_rows(q, b, h, t, c, T, d)
-        k_tile = load_rows(k, b, h, t, c, T, d)
-        log2 = load_gates(g, b, h, t, c, T, d)
-        until, after = sums_of_segments(log2, TILE)
-        store_matrix(weighted.q, q_tile.to(tl.float32) * scale * tl.exp2(until), bh, t, c, T, d)
-        store_matrix(weighted.k, k_tile.to(tl.float32) * tl.exp2(after), bh, t, c, T, d)
-        store_matrix(operands.reads, k_tile.to(tl.float32) * tl.exp2(until), bh, t, c, T, d)
-        tl.store(weighted.totals + (bh.to(tl.int64) * tiles + tile) * d + c, tl.sum(log2, 0), mask=c < d)
-        scores += pair_scores(q_tile, k_tile, log2, until, config)
-        a += pair_scores(k_tile, k_tile, log2, until, config)
-    scores = tl.where(r[:, None] >= r[None, :], scale * scores, 0.0)
-    store_matrix(weighted.scores, scores, bh, t, r, T, TILE)
     strength = tl.load(beta + bh.to(tl.int64) * T + t, mask=t < T, other=0.0)
     a = tl.where(r[:, None] > r[None, :], a * (strength[:, None] if config.reverse else strength[None, :]), 0.0)
     x = inverse_of(a, OF_INVERSE)

@@ -293,7 +293,7 @@ def delta_workspace_bytes(problem: Problem) -> float:
 
 def fused_delta_cost(op: Recurrence, problem: Problem) -> Cost:
     """Return the cost of the fused kernels of the delta rules."""
-    return fused_delta.cost(problem, op.counts)
+    return fused_delta.summed(problem, fused_delta.launches(problem, op.counts))
 
 
 def fused_delta_workspace_bytes(problem: Problem) -> float:
@@ -309,7 +309,7 @@ def fused_delta_workspace_bytes(problem: Problem) -> float:
 def fused_kda_cost(op: Recurrence, problem: Problem) -> Cost:
     """Return the cost of the fused kernels of KDA."""
     del op  # there is one
-    return fused_kda.cost(problem)
+    return fused_delta.summed(problem, fused_kda.launches(problem))
 
 
 def fused_kda_workspace_bytes(problem: Problem) -> float:
@@ -324,7 +324,7 @@ def fused_kda_workspace_bytes(problem: Problem) -> float:
 def fused_gla_cost(op: Recurrence, problem: Problem) -> Cost:
     """Return the cost of the fused kernels of GLA."""
     del op  # there is one
-    return fused_gla.cost(problem)
+    return fused_delta.summed(problem, fused_gla.launches(problem))
 
 
 def fused_gla_workspace_bytes(problem: Problem) -> float:

@@ -90,7 +90,7 @@ def state_bytes(problem: Problem, segments: int, columns: int) -> float:
     return segments * problem.d_qk * columns * STATE_BYTES / problem.seq_len
 
 
-def cost(problem: Problem, gate: Gate) -> Cost:
+def summed(problem: Problem, made: dict[str, LaunchCounts]) -> Cost:
     """Return FLOPs and bytes of one call over batch and heads; of the last state nobody asks."""
-    steps, made = problem.batch * problem.heads * problem.seq_len, launches(problem, gate).values()
-    return Cost(steps * sum(x.flops for x in made), steps * sum(x.bytes for x in made))
+    steps = problem.batch * problem.heads * problem.seq_len
+    return Cost(steps * sum(x.flops for x in made.values()), steps * sum(x.bytes for x in made.values()))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from tflabench.kernels.common.sizes import USUAL, Device
 from tflabench.kernels.gla.hopper_plan import TILE, GlaWalks, default_chunk_size, pieces_of, planned
 from tflabench.problem import Problem
-from tflabench.theory.cost import Cost, flop_polynomial
+from tflabench.theory.cost import flop_polynomial
 from tflabench.theory.fused_delta import LaunchCounts, state_bytes
 from tflabench.theory.launches import sizes
 
@@ -49,9 +49,3 @@ def plan_of(problem: Problem, device: Device = USUAL) -> GlaWalks:
     of = sizes(problem, problem.group)
     chunk_size = problem.chunk_size or default_chunk_size(of, device)
     return planned(of, device, chunk_size, backward=problem.pass_ == "fwbw")
-
-
-def cost(problem: Problem) -> Cost:
-    """Return FLOPs and bytes of one call over batch and heads; of the last state nobody asks."""
-    steps, made = problem.batch * problem.heads * problem.seq_len, launches(problem).values()
-    return Cost(steps * sum(x.flops for x in made), steps * sum(x.bytes for x in made))

@@ -10,7 +10,7 @@ from tflabench.kernels.common.sizes import USUAL
 from tflabench.kernels.delta.hopper_plan import TILE, pieces_of
 from tflabench.kernels.kda.hopper_plan import DECAY_BYTES, VALUES
 from tflabench.problem import Problem
-from tflabench.theory.cost import DELTA_TILE, Cost
+from tflabench.theory.cost import DELTA_TILE
 from tflabench.theory.fused_delta import GATE_BYTES, LaunchCounts, plan_of, state_bytes
 
 
@@ -49,9 +49,3 @@ def launches(problem: Problem) -> dict[str, LaunchCounts]:
         "dv": LaunchCounts(3 * through_state + 2 * of_hv, operands + 2 * hv + S),
         "dq, dk, dg": LaunchCounts(3 * through_state + 4 * of_hv + pieces * 4 * of_qk, moved + written),
     }
-
-
-def cost(problem: Problem) -> Cost:
-    """Return FLOPs and bytes of one call over batch and heads; of the last state nobody asks."""
-    steps, made = problem.batch * problem.heads * problem.seq_len, launches(problem).values()
-    return Cost(steps * sum(x.flops for x in made), steps * sum(x.bytes for x in made))

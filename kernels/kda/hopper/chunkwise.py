@@ -31,7 +31,7 @@ from tflabench.kernels.scalar.plan.hopper_segments import Segments
 from tflabench.kernels.state import State
 
 from .gradients import launch_gradients
-from .operands import TileOperands, empty_operands, launch_operands
+from .operands import WalkOperands, empty_operands, launch_operands
 from .walks import launch_outputs, launch_values
 
 
@@ -76,7 +76,7 @@ def backward(
 ) -> tuple[Tensor | None, ...]:
     """Return gradients (dq, dk, dv, dg, dbeta, dC, None); those of absent inputs are None."""
     plan, do = planned(arguments, options), aligned(do)
-    operands, (z, kept, *transitions) = TileOperands(*saved[:6]), saved[6:]
+    operands, (z, kept, *transitions) = WalkOperands(*saved[:6]), saved[6:]
     q, k, g, beta = _inputs(arguments)
     launch = partial(launch_values, operands=operands, do=do, parts=plan.parts)
     dv, D, d_initial = walk_back(launch, plan, arguments, d_last, transitions[0] if transitions else None)

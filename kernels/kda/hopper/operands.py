@@ -79,7 +79,7 @@ from .tiles import (
 VALUES_OF_TILE = gl.constexpr(VALUES)
 
 
-class TileOperands(NamedTuple):
+class WalkOperands(NamedTuple):
     """What the kernel writes.
 
     Attributes:
@@ -100,7 +100,7 @@ class OperandTensors(NamedTuple):
     """Tensors without descriptors; on the device, pointers.
 
     Attributes:
-        gates: strengths.  decays: see `TileOperands`.
+        gates: strengths.  decays: see `WalkOperands`.
         closed: (B * H,) int32, without the delta rule: 0 for sequences of a head that are left out.
     """
 
@@ -215,15 +215,6 @@ def multiply_between_blocks(lefts, rights, below, LEFT: gl.constexpr):
 
 
 @gluon.jit
-def no_blocks(COUNT: gl.constexpr):
-    """Return COUNT times four blocks of zeros."""
-    zeros = ()
-    for _d in gl.static_range(COUNT):
-        zeros += (gl.zeros([4, 16, 16], gl.float32, layout=OF_WARPS),)
-    return zeros
-
-
-@gluon.jit
 def put_below(below, tile):
     """Return a tile [64, 64] with the blocks below its diagonal."""
     for d in gl.static_range(3):
@@ -268,7 +259,7 @@ def make_operands(  # noqa: PLR0915  one tile, in its order
     q_desc, k_desc, g_desc, query_desc, key_desc, written_desc, p_desc, x_desc, tensors, scale, counts,
     PARTS: gl.constexpr,
 ):  # fmt: skip
-    """Write `TileOperands` of a tile or, without the delta rule, P alone; PARTS: of X, 0 without the delta rule.
+    """Write `WalkOperands` of a tile or, without the delta rule, P alone; PARTS: of X, 0 without the delta rule.
 
     Tiles of all heads go side by side: in memory their steps may be neighbours.
     """
@@ -298,8 +289,8 @@ def make_operands(  # noqa: PLR0915  one tile, in its order
         _g, s = load_steps(tensors.gates, row, tile, num_steps, False)
         root.store(s)
         gl.store(decays + 128 + gl.arange(0, 64, layout=STEP_OF_EACH_WARP), s)
-    p, a = no_blocks(1)[0], no_blocks(1)[0]
-    p_below, a_below = no_blocks(3), no_blocks(3)
+    p = gl.zeros([4, 16, 16], gl.float32, layout=OF_WARPS)
+    a, p_below, a_below = p, (p, p, p), (p, p, p)
     for c in gl.static_range(2):
         mbarrier.wait(loaded.index(c), 0)
         g_block = g_blocks.index(c)
@@ -337,7 +328,7 @@ def make_operands(  # noqa: PLR0915  one tile, in its order
     tma.store_wait(pendings=0)
 
 
-def empty_operands(q: Tensor, sizes: Sizes, parts: int) -> TileOperands:
+def empty_operands(q: Tensor, sizes: Sizes, parts: int) -> WalkOperands:
     """Return operands, uninitialised; parts: of X."""
     B, H, _, T, d_qk, _ = sizes
     tiles = cdiv(T, TILE)
@@ -346,12 +337,12 @@ def empty_operands(q: Tensor, sizes: Sizes, parts: int) -> TileOperands:
         return q.new_empty((B, H, tiles * TILE, columns))
 
     decays = q.new_empty((B, H, tiles * VALUES), dtype=torch.float32)
-    return TileOperands(empty(d_qk), empty(d_qk), empty(d_qk), empty(TILE), empty(parts * TILE), decays)
+    return WalkOperands(empty(d_qk), empty(d_qk), empty(d_qk), empty(TILE), empty(parts * TILE), decays)
 
 
 def launch_operands(
     q: Tensor, k: Tensor, g: Tensor, beta: Tensor, *, sizes: Sizes, scale: float, parts: int
-) -> TileOperands:
+) -> WalkOperands:
     """Return the operands of all tiles of q and k (B, H or fewer, T, d_qk), as TMA takes them.
 
     Args:
@@ -371,7 +362,7 @@ def launch_operands(
 
 
 def launch_scores(q: Tensor, k: Tensor, g: Tensor, closed: Tensor, *, sizes: Sizes, scale: float) -> Tensor:
-    """Return P (B, H, tiles * 64, 64), see `TileOperands`, of the sequences of a head that have closed, and no other.
+    """Return P (B, H, tiles * 64, 64), see `WalkOperands`, of the sequences of a head that have closed, and no other.
 
     Args:
         closed: (B * H,) int32, 0 for those that have not.

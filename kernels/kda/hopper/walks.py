@@ -18,7 +18,7 @@ from tflabench.kernels.kda.hopper_plan import outputs_shape, values_shape
 from tflabench.kernels.scalar.hopper.launch import descriptor, exponents_descriptor, pointers
 from tflabench.kernels.scalar.hopper.workarounds import ASSEMBLY
 
-from .operands import TileOperands
+from .operands import WalkOperands
 
 
 @gluon.jit
@@ -76,7 +76,7 @@ def walk_values_of_channels(
 
 
 def launch_outputs(
-    walk: DeltaWalk, operands: TileOperands, v: Tensor, *, o: Tensor | None, z: Tensor | None, kept: Tensor | None,
+    walk: DeltaWalk, operands: WalkOperands, v: Tensor, *, o: Tensor | None, z: Tensor | None, kept: Tensor | None,
     states: DeltaWalkStates, parts: int,
 ) -> None:  # fmt: skip
     """Write o (B, H, T, d_hv), and the state after the last step if there is room for it.
@@ -96,7 +96,7 @@ def launch_outputs(
 
 
 def launch_values(
-    walk: DeltaWalk, operands: TileOperands, do: Tensor, *, dv: Tensor | None, D: Tensor | None,
+    walk: DeltaWalk, operands: WalkOperands, do: Tensor, *, dv: Tensor | None, D: Tensor | None,
     states: DeltaWalkStates, parts: int,
 ) -> None:  # fmt: skip
     """Write dv and D, see `delta.hopper.backward_dv.launch_values`."""
@@ -108,7 +108,7 @@ def launch_values(
 
 
 def _enqueue(
-    kernel: Any, operands: TileOperands, others: tuple[Tensor, ...], states: DeltaWalkStates, walk: DeltaWalk,
+    kernel: Any, operands: WalkOperands, others: tuple[Tensor, ...], states: DeltaWalkStates, walk: DeltaWalk,
     config: DeltaWalkConfig,
 ) -> None:  # fmt: skip
     descs = (*map(descriptor, operands[:5]), exponents_descriptor(operands.decays), *map(descriptor, others))
