@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+import threading
 from typing import Any
 
 import pytest
@@ -101,6 +102,17 @@ def test_it_is_captured_in_a_graph_and_compiled(implementation: Any) -> None:
     o.zero_()
     graph.replay()
     assert torch.equal(o, wanted)
+
+
+def test_a_thread_begins_with_our_kernels() -> None:
+    """As one of autograd's may, where memory is to be had without asking CUDA."""
+    skip_without_hopper("hopper")
+    given = [draw(Case(256, 64, 64, dtype=B16))[0][name] for name in "qkvg"]
+    outputs = [ops.gla(*given, implementation="hopper")]
+    thread = threading.Thread(target=lambda: outputs.append(ops.gla(*given, implementation="hopper")))
+    thread.start()
+    thread.join()
+    assert torch.equal(*outputs)
 
 
 def test_memory_falls_with_the_chunk_size() -> None:

@@ -399,20 +399,12 @@ def refuse_triton(
     return refuses_sizes(problem.d_qk, problem.d_hv, problem.chunk_size)
 
 
-def refuse_fused_delta(problem: Problem, device: str) -> str | None:
-    """Return why the fused kernels of the delta rules cannot run this, or None."""
+def refuse_walks(refuses_sizes: Callable[[int, int], str | None], problem: Problem, device: str) -> str | None:
+    """Return why the fused kernels of a family, which take what `refuses_sizes` lets pass, cannot run this, or None."""
     if reason := refuse_kernels(problem, device) or refuses_dtype(problem.dtype, hopper_plan.DTYPES):
         return reason
     steps = hopper_plan.refuses_steps(problem.batch * problem.heads, problem.seq_len)
-    return hopper_plan.refuses_sizes(problem.d_qk, problem.d_hv) or steps
-
-
-def refuse_fused_gla(problem: Problem, device: str) -> str | None:
-    """Return why the fused kernels of GLA cannot run this, or None."""
-    if reason := refuse_kernels(problem, device) or refuses_dtype(problem.dtype, gla_hopper_plan.DTYPES):
-        return reason
-    steps = hopper_plan.refuses_steps(problem.batch * problem.heads, problem.seq_len)
-    return gla_hopper_plan.refuses_sizes(problem.d_qk, problem.d_hv) or steps
+    return refuses_sizes(problem.d_qk, problem.d_hv) or steps
 
 
 def tfla_shared_bytes(problem: Problem, capability: tuple[int, int]) -> int:
@@ -487,7 +479,7 @@ CHANNEL_GATES = {
     "hopper": Variant(
         "hopper_{}", "fused for Hopper", fused_gla_cost,
         FUSED | {
-            "refuses": refuse_fused_gla, "version": VERSIONS["fused_gla"],
+            "refuses": partial(refuse_walks, gla_hopper_plan.refuses_sizes), "version": VERSIONS["fused_gla"],
             "workspace_bytes": fused_gla_workspace_bytes,
         },
     ),
@@ -530,7 +522,7 @@ DELTA = {
     "hopper": Variant(
         "hopper_{}", "fused for Hopper", fused_delta_cost,
         FUSED | {
-            "refuses": refuse_fused_delta, "version": VERSIONS["fused_delta"],
+            "refuses": partial(refuse_walks, hopper_plan.refuses_sizes), "version": VERSIONS["fused_delta"],
             "workspace_bytes": fused_delta_workspace_bytes,
         },
     ),
@@ -558,7 +550,7 @@ KIMI = {
     "hopper": Variant(
         "hopper_{}", "fused for Hopper", fused_kda_cost,
         FUSED | {
-            "refuses": refuse_fused_delta, "version": VERSIONS["fused_kda"],
+            "refuses": partial(refuse_walks, hopper_plan.refuses_sizes), "version": VERSIONS["fused_kda"],
             "workspace_bytes": fused_kda_workspace_bytes,
         },
     ),
