@@ -11,7 +11,6 @@ number of heads then compiles nothing. Lengths and strides that loads and stores
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import torch
@@ -29,7 +28,6 @@ _Compiled: type[Any] = JITFunction  # it says little of its own types
 _PLAIN = frozenset((int, bool, float, str, type(None)))
 _TENSORS = frozenset((Tensor, torch.nn.Parameter))
 _hooks: Any = knobs.runtime
-_threads = threading.local()
 _remembered: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}
 
 
@@ -48,8 +46,6 @@ def enqueue(kernel: Any, programs: int | tuple[int, int, int], *args: Any, **opt
     if not isinstance(kernel, _Compiled):  # Triton's interpreter
         kernel[grid](*args, **options, **COMPILED)
         return
-    if not hasattr(_threads, "have_context"):
-        _make_context_current()
     active: Any = driver.active
     device = active.get_current_device()
     found: list[Any] = [id(kernel), device]
@@ -72,13 +68,6 @@ def enqueue(kernel: Any, programs: int | tuple[int, int, int], *args: Any, **opt
         _remembered.clear()
     left = kernel.params[len(args) :]
     _remembered[key] = compiled, tuple(options.get(p.name, p.default) for p in left)
-
-
-def _make_context_current() -> None:
-    """Run something on the GPU in this thread: descriptors cannot be made in one that has not, as autograd's may be."""
-    _threads.have_context = True
-    if torch.cuda.is_available():
-        torch.zeros((), device="cuda")
 
 
 def unspecialised(n: int) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -102,17 +101,6 @@ def test_it_is_captured_in_a_graph_and_compiled(implementation: Any) -> None:
     o.zero_()
     graph.replay()
     assert torch.equal(o, wanted)
-
-
-def test_a_thread_begins_with_our_kernels() -> None:
-    """As one of autograd's may, where memory is to be had without asking CUDA."""
-    skip_without_hopper("hopper")
-    given = [draw(Case(256, 64, 64, dtype=B16))[0][name] for name in "qkvg"]
-    outputs = [ops.gla(*given, implementation="hopper")]
-    thread = threading.Thread(target=lambda: outputs.append(ops.gla(*given, implementation="hopper")))
-    thread.start()
-    thread.join()
-    assert torch.equal(*outputs)
 
 
 def test_memory_falls_with_the_chunk_size() -> None:
