@@ -174,7 +174,7 @@ def load_gradient_tiles(program, descs):
     q_desc, k_desc, do_desc, z_desc, dv_desc, state_desc = descs
     value, state, key = inputs.values.begin(), inputs.states.begin(), inputs.keys.begin()
     for item in range(gl.program_id(0), schedule.num_items, gl.num_programs(0)):
-        work = get_work_item(schedule, item, 1)
+        work = get_work_item(schedule, item, 1, program.config.members)
         for tile in range(work.first_tile, work.end_tile):
             at = (work.batch, work.head, tile * 64, COLUMN)
             full = acquire_stage(inputs.values, value, 6)
@@ -219,7 +219,7 @@ def gradient_score_partition(program, scale, prefix, root):
     value, slot = inputs.values.begin(), scores.ring.begin()
     turn = 0
     for item in range(gl.program_id(0), schedule.num_items, gl.num_programs(0)):
-        work = get_work_item(schedule, item, 1)
+        work = get_work_item(schedule, item, 1, program.config.members)
         next_g, next_root = load_steps(gates, work.row, work.first_tile, schedule.num_steps, config.gated)
         for tile in range(work.first_tile, work.end_tile):
             prefix.store(sums_of_gates(next_g))
@@ -417,7 +417,7 @@ def gradient_state_partition(program, descs, HALF: gl.constexpr):
     slot = scores.ring.begin()
     count, turn = 0, 0
     for item in range(gl.program_id(0), schedule.num_items, gl.num_programs(0)):
-        work = get_work_item(schedule, item, 1)
+        work = get_work_item(schedule, item, 1, program.config.members)
         state = load_rows_of_state(program, work, HALF)
         for tile in range(work.first_tile, work.end_tile):
             inputs.values.consumer_wait(value)
@@ -498,8 +498,8 @@ def launch_queries_keys(
     descs = tuple(map(descriptor, (*inputs, dq, dk)))
     for member, piece in product(range(walk.members), range(plan.pieces)):
         config = DeltaGradientsConfig.of(
-            GRADIENTS_SHAPE, d_qk=d_qk, d_hv=d_hv, gated=gated, piece=piece, adds=member + piece > 0, of_each=of_each,
-            loads=initial is not None,
+            GRADIENTS_SHAPE, d_qk=d_qk, d_hv=d_hv, gated=gated, piece=piece, members=walk.members,
+            adds=member + piece > 0, of_each=of_each, loads=initial is not None,
         )  # fmt: skip
         tensors = DeltaGradientTensors(gates, beta if initial is None else initial, sums[piece])
         enqueue(

@@ -57,6 +57,7 @@ class DeltaGradientsConfig(KernelConfig, DeltaGradientsShape):
     Attributes:
         gated, loads: see `DeltaWalkConfig`.
         piece: which 128 columns of v.
+        members: see `DeltaWalk`.
         adds: dq and dk are added to what is there.
         of_each: they have the heads of v, not those of q and k.
     """
@@ -65,6 +66,7 @@ class DeltaGradientsConfig(KernelConfig, DeltaGradientsShape):
     d_hv: int
     gated: bool
     piece: int
+    members: int
     adds: bool
     of_each: bool
     loads: bool = False

@@ -23,7 +23,6 @@ class DeltaCounts(NamedTuple):
     num_segments: Any
     end_segment: Any
     walked_segments: Any
-    num_members: Any
     member: Any
 
     @classmethod
@@ -32,7 +31,7 @@ class DeltaCounts(NamedTuple):
         sizes, cut, segments = walk.sizes, walk.cut, walk.segments
         return encode_counts(cls(
             walk.items, sizes.steps, cut.tiles, sizes.heads, sizes.group, cut.segment_tiles, cut.count, segments.stop,
-            len(segments), walk.members, member + 1,
+            len(segments), member + 1,
         ))  # fmt: skip
 
 
@@ -46,7 +45,7 @@ class DeltaSchedule:
         num_heads: of v.  heads_per_qk: consecutive ones that share a head of q and k.
         segment_tiles: tiles of a segment; the first one has the remainder.
         num_segments: of a sequence.  end_segment: the first after those walked over, which are walked_segments.
-        num_members, member: see `DeltaWalk`; the first member is 1.
+        member: see `DeltaWalk`; the first one is 1.
     """
 
     num_items: gl.tensor
@@ -58,7 +57,6 @@ class DeltaSchedule:
     num_segments: gl.tensor
     end_segment: gl.tensor
     walked_segments: gl.tensor
-    num_members: gl.tensor
     member: gl.tensor
 
 
@@ -94,17 +92,18 @@ def get_schedule(counts):
         counts.num_segments >> 1,
         counts.end_segment >> 1,
         counts.walked_segments >> 1,
-        counts.num_members >> 1,
         counts.member >> 1,
     )
 
 
 @gluon.jit
-def get_work_item(schedule, item, PIECES: gl.constexpr):
+def get_work_item(schedule, item, PIECES: gl.constexpr, MEMBERS: gl.constexpr = 1):
     """Return a work item by its number: the pieces of a state are consecutive, and share q and k in the L2 cache."""
     segment = schedule.end_segment - schedule.walked_segments + item // PIECES % schedule.walked_segments
     end = schedule.num_tiles - (schedule.num_segments - 1 - segment) * schedule.segment_tiles
-    row = item // PIECES // schedule.walked_segments * schedule.num_members + schedule.member - 1
+    row = item // PIECES // schedule.walked_segments
+    if MEMBERS > 1:
+        row = row * MEMBERS + schedule.member - 1
     head = row % schedule.num_heads
     return DeltaItem(
         batch=row // schedule.num_heads,
