@@ -97,11 +97,8 @@ def refuses(problem: Problem, device: str) -> str | None:
 
 def refuses_step(problem: Problem, device: str) -> str | None:
     """Return why its decode step cannot take this, or None."""
-    if reason := refuse(problem.with_(pass_="fw"), device, NEEDS, "bfloat16") or refuse_sequence(problem, device):
-        return reason
-    if problem.d_qk != HEAD_DIM or problem.d_hv < HEAD_DIM or problem.d_hv % 8:
-        return f"takes a d_qk of 128, and a d_hv from 128 in steps of 8, not {problem.d_qk}/{problem.d_hv}"
-    return None
+    reason = refuse(problem.with_(pass_="fw"), device, NEEDS, "bfloat16") or refuse_sequence(problem, device)
+    return reason or refuse_heads(problem, HEAD_DIM)
 
 
 PREFILL = replace(
