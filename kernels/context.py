@@ -95,21 +95,29 @@ def agreed_lengths(call: Arguments, gate: Gating, group: Any, options: dict[str,
     return [said["T"] for said in all_ranks]
 
 
-_on_cpu: dict[Any, Any] = {}  # groups for messages, of groups that have no backend for the CPU
+_on_cpu: dict[Any, Any] = {}
+
+
+def _for_messages(group: Any) -> Any:
+    """Return what sends tensors of the CPU among the ranks of a group, made at its first call.
+
+    It is no group of `torch.distributed`: the name of such a one depends on how many a process is in.
+    """
+    if group not in _on_cpu:
+        backend = group._get_backend(next(iter(group._device_types)))
+        timeout = getattr(getattr(backend, "options", None), "_timeout", None) or dist.default_pg_timeout
+        c10d = cast("Any", dist.distributed_c10d)
+        store = c10d.PrefixStore(f"tflabench/{group.group_name}", c10d._get_default_store())
+        _on_cpu[group] = dist.ProcessGroupGloo(store, group.rank(), group.size(), timeout)
+    return _on_cpu[group]
 
 
 def _told(mine: dict[str, Any], group: Any) -> list[dict[str, Any]]:
     """Return what every rank says, of what this one says."""
-    if "cpu" not in {kind.type for kind in group._device_types}:
-        if group not in _on_cpu:
-            ranks = dist.get_process_group_ranks(group)
-            timeout = getattr(group._get_backend(torch.device("cuda")).options, "_timeout", None)
-            _on_cpu[group] = dist.new_group(ranks, timeout, "gloo", use_local_synchronization=True)
-        group = _on_cpu[group]
     said = torch.frombuffer(bytearray(json.dumps(mine).ljust(MESSAGE).encode()), dtype=torch.uint8)
     gathered = torch.empty((group.size(), MESSAGE), dtype=torch.uint8)
     try:
-        dist.all_gather([*gathered.unbind()], said, group=group)
+        _for_messages(group).allgather([[*gathered.unbind()]], [said]).wait()
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
         raise RuntimeError(f"a rank of the group does not answer, it ended or waits elsewhere: {reason}") from error
