@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-import torch.multiprocessing as mp
+from torch.multiprocessing.spawn import start_processes
 
 from tflabench.bench import ranks
 from tflabench.implementations import registry
@@ -40,7 +40,7 @@ def measure(_: int, file: str) -> None:
 
 
 def test_the_worker_has_the_first_part_of_a_sequence_and_its_gradients(tmp_path):
-    mp.start_processes(measure, (str(tmp_path / "made.pt"),), 1, start_method="fork")
+    start_processes(measure, (str(tmp_path / "made.pt"),), 1, start_method="fork")
     (first, second, alone, last), details, refusal = torch.load(tmp_path / "made.pt")
     assert first[0].shape[1] == 20
     for found in (first, second):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import tempfile
+from typing import Any
 
 import commands
 import pytest
@@ -104,7 +105,8 @@ def test_parameters_are_those_of_the_configuration(name):
 def test_flops_are_those_of_weights_and_of_the_recurrence():
     of = ARCHITECTURES["xlstm-tiny"]
     weights = 493_448 - 256 * 128  # an embedding is looked up
-    train = Problem(batch=2, seq_len=64, pass_="fwbw", **dict(of.sizes))
+    sizes: dict[str, Any] = dict(of.sizes)
+    train = Problem(batch=2, seq_len=64, pass_="fwbw", **sizes)
     prefill, decode = train.with_(pass_="fw"), train.with_(pass_="decode")
     forward, backward = 4 * 32 * 64 + 64 * (32 + 64), 10 * 32 * 64 + 64 * (3 * 32 + 2 * 64)  # a token and head
     assert of.cost(train).flops == 128 * (6 * weights + 2 * 2 * (forward + backward))

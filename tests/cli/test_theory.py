@@ -158,7 +158,9 @@ class TestOptimalChunk:
         sig = document("optimal-chunk", *size[:-1], "sig")
         assert got["counts"] == "exact"  # the paper publishes none
         assert got["recommended"] == tflabench.optimal_chunk_size("H100", d_qk=128, d_hv=256, gate="gla") == 512
-        assert got["kernel"] == {"implementation": "tfla_gla_xl", "chunk_size": 256, "refused": None}
+        assert got["kernel"] == {"implementation": "hopper_gla", "chunk_size": 512, "refused": None}
+        of_a100 = document("optimal-chunk", *size[:-4], "--gpu", "A100", "--gate", "gla")["kernel"]
+        assert of_a100 == {"implementation": "tfla_gla_xl", "chunk_size": 256, "refused": None}
         assert got["calibrated"] is got["fused"] is None
         by_size = {row["chunk_size"]: row["bytes"] for row in got["chunk_sizes"]}
         steps, decays = 8 * 8 * 8192, 2 * (128 - 2) * 2  # read by two kernels, in two bytes

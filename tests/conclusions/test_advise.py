@@ -212,11 +212,12 @@ def test_the_memory_of_gla_is_what_its_kernels_allot(pass_, monkeypatch):
 def test_gla_is_advised_by_the_papers_bound():
     h100 = hardware.find("H100")
     found = advise.advice(Demand(FIG_4), h100, ["gla"], "cuda")
-    assert {choice.kernel.name for choice in found.ranked} == {"tfla_gla_xl"}
+    assert {choice.kernel.name for choice in found.ranked} == {"hopper_gla", "tfla_gla_xl"}
     assert {choice.source for choice in found.ranked} == {"published bound"}
     counted = Tradeoff(FIG_4, "gla", h100.ceilings, state_bytes=2, counts="exact")
     for choice in found.ranked:
-        assert choice.call_s == pytest.approx(float(counted.time(choice.problem.chunk_size).upper))
+        if choice.kernel.name == "tfla_gla_xl":  # the fused kernels have counts of their own
+            assert choice.call_s == pytest.approx(float(counted.time(choice.problem.chunk_size).upper))
 
 
 def test_the_frontier_has_a_line_a_kernel_that_falls_with_memory():

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor
+from torch.multiprocessing.spawn import start_processes
 
 from tflabench import ops
 from tflabench.kernels.context import Span, spans
@@ -141,7 +141,12 @@ def case_compiled(rank: int, groups: dict[int, Any]) -> Any:
     q, k, v, i, f = OPERATIONS["mlstm_sig"][1](inputs(1, torch.float64))
     begin, end = CUTS[rank : rank + 2]
     part = [x[:, :, begin:end] for x in (q, k, v, i, f)]
-    compiled = torch.compile(lambda *x: ops.mlstm_sig(*x, group=groups[3]) + 1, backend="eager")
+
+    def computed(*x: Tensor) -> Any:
+        operation: Any = ops.mlstm_sig
+        return operation(*x, group=groups[3]) + 1
+
+    compiled = torch.compile(computed, backend="eager")
     return float((compiled(*part) - 1 - ops.mlstm_sig(q, k, v, i, f)[:, :, begin:end]).abs().max())
 
 
@@ -226,7 +231,7 @@ def on_rank(rank: int, folder: str) -> None:
 @pytest.fixture(scope="module")
 def results(tmp_path_factory) -> list[dict[str, Any]]:
     folder = str(tmp_path_factory.mktemp("ranks"))
-    mp.start_processes(on_rank, (folder,), 3, start_method="fork")
+    start_processes(on_rank, (folder,), 3, start_method="fork")
     return [torch.load(f"{folder}/{rank}.pt") for rank in range(3)]
 
 
