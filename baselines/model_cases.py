@@ -110,7 +110,7 @@ def build(of: Architecture, kernels: Kernels, form: Form, problem: Problem, devi
 
 
 class _Switch:
-    """What the models of this process compute with: one choice at a time, which holds until the next."""
+    """Puts a set of kernels under the models of this process: one set at a time, which the next replaces."""
 
     _handle: ClassVar[Installed | None] = None
     _replaced: ClassVar[list[tuple[Any, str, Any]]] = []

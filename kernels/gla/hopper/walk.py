@@ -1,5 +1,5 @@
 # type: ignore   # Gluon: what runs on the device has no types that a Python checker knows
-"""What the walks for o and dv (columns.py) and for dq and dk (channels.py) share: their algebra, gates of a tile.
+"""Algebra and gates of a tile, for the walks for o and dv (columns.py) and for dq and dk (channels.py).
 
 Of a tile of 64 steps, per channel, b is the sum of log2 gates from its first step on, total the last, S the state
 before it. With one reference a channel, half the total, q and k are scaled once, where they lie:

@@ -1,5 +1,5 @@
 # type: ignore   # Gluon: what runs on the device has no types that a Python checker knows
-"""What the walks need of a tile of 64 steps, a program each.
+"""Operands of the walks: weighted q and k, scores and the inverse of each tile of 64 steps, a program a tile.
 
 b_i is for each channel the sum of log2 gates from the tile's first step to step i, and s = sqrt(beta):
 
@@ -80,7 +80,7 @@ VALUES_OF_TILE = gl.constexpr(VALUES)
 
 
 class WalkOperands(NamedTuple):
-    """What the kernel writes.
+    """The outputs of `make_operands`.
 
     Attributes:
         query, key, written_key: (B, H, tiles * 64, d_qk), in the dtype of q.

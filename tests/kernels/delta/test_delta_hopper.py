@@ -12,7 +12,8 @@ if not torch.cuda.is_available():
     pytest.importorskip("triton.experimental.gluon")
 
 from delta_cases import Case, draw, failures
-from gluon_on_cpu import DELTA, Deadlock, Machine, launch_delta_on
+from gluon_on_cpu import DELTA, Machine, launch_delta_on
+from planted_mistakes import assert_mistake_shows
 
 from tflabench import ops
 from tflabench.kernels.chunkwise_operator import setup_key
@@ -66,25 +67,10 @@ def test_right_in_any_order(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )  # fmt: skip
 def test_mistakes_show(source: str, right: str, mistaken: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In one of a few orders: numbers are wrong, or a role waits for ever."""
-    edits = []
-
-    def edit(name: str, text: str) -> str:
-        if name != f"delta/{source}":
-            return text
-        edits.append(text.count(right))
-        return text.replace(right, mistaken)
-
-    for seed in range(4):
+    def launch_on(edit: Any, seed: int) -> None:
         launch_delta_on(Machine(seed=seed, edit=edit, family=DELTA), monkeypatch)
-        try:
-            wrong = failures(SMALL, "hopper")
-        except (Deadlock, AssertionError):
-            wrong = ["stuck"]
-        assert edits[-1] == 1
-        if wrong:
-            return
-    pytest.fail("no order shows it")
+
+    assert_mistake_shows(launch_on, lambda: failures(SMALL, "hopper"), f"delta/{source}", right, mistaken)
 
 
 def test_without_gradients_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -9,7 +11,8 @@ if not torch.cuda.is_available():
     pytest.importorskip("triton.experimental.gluon")
 
 from gla_cases import Case, draw, failures
-from gluon_on_cpu import GLA, Deadlock, Machine, launch_gla_on
+from gluon_on_cpu import GLA, Machine, launch_gla_on
+from planted_mistakes import assert_mistake_shows
 
 from tflabench.kernels.chunkwise_operator import setup_key
 from tflabench.kernels.gla.gating import GLA as GATE
@@ -47,25 +50,10 @@ def test_forward_and_every_gradient(case: Case, monkeypatch: pytest.MonkeyPatch)
     ],
 )  # fmt: skip
 def test_mistakes_show(source: str, right: str, mistaken: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In one of a few orders: numbers are wrong, or a role waits for ever."""
-    edits = []
-
-    def edit(name: str, text: str) -> str:
-        if name != f"gla/{source}":
-            return text
-        edits.append(text.count(right))
-        return text.replace(right, mistaken)
-
-    for seed in range(4):
+    def launch_on(edit: Any, seed: int) -> None:
         launch_gla_on(Machine(seed=seed, edit=edit, family=GLA), monkeypatch)
-        try:
-            wrong = failures(SMALL, "hopper")
-        except (Deadlock, AssertionError):
-            wrong = ["stuck"]
-        assert edits[-1] == 1
-        if wrong:
-            return
-    pytest.fail("no order shows it")
+
+    assert_mistake_shows(launch_on, lambda: failures(SMALL, "hopper"), f"gla/{source}", right, mistaken)
 
 
 @pytest.mark.parametrize("backward", [True, False])

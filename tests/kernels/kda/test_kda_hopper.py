@@ -12,7 +12,8 @@ if not torch.cuda.is_available():
     pytest.importorskip("triton.experimental.gluon")
 
 from delta_cases import Case, distance, draw, failures, log_decays
-from gluon_on_cpu import KDA, Deadlock, Machine, launch_delta_on
+from gluon_on_cpu import KDA, Machine, launch_delta_on
+from planted_mistakes import assert_mistake_shows
 from torch import Tensor
 
 from tflabench import ops
@@ -51,25 +52,10 @@ def test_forward_and_every_gradient(case: Case, monkeypatch: pytest.MonkeyPatch)
     ],
 )  # fmt: skip
 def test_mistakes_show(source: str, right: str, mistaken: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In one of a few orders: numbers are wrong, or a role waits for ever."""
-    edits = []
-
-    def edit(name: str, text: str) -> str:
-        if name != source:
-            return text
-        edits.append(text.count(right))
-        return text.replace(right, mistaken)
-
-    for seed in range(4):
+    def launch_on(edit: Any, seed: int) -> None:
         launch_delta_on(Machine(seed=seed, edit=edit, family=KDA), monkeypatch)
-        try:
-            wrong = failures(SMALL, "hopper")
-        except (Deadlock, AssertionError):
-            wrong = ["stuck"]
-        assert edits[-1] == 1
-        if wrong:
-            return
-    pytest.fail("no order shows it")
+
+    assert_mistake_shows(launch_on, lambda: failures(SMALL, "hopper"), source, right, mistaken)
 
 
 def test_without_gradients_o_is_the_same_to_the_bit(monkeypatch: pytest.MonkeyPatch) -> None:
