@@ -1,4 +1,4 @@
-"""Write docs/cli.md, the reference of the command line, from the commands themselves.
+"""Write docs/cli.md, the reference of the command line: how commands end, and what typer's `utils docs` says of each.
 
 python docs/generate_cli.py           # writes the page
 python docs/generate_cli.py --check   # exit code 1 if the page is not what would be written
@@ -6,16 +6,12 @@ python docs/generate_cli.py --check   # exit code 1 if the page is not what woul
 
 from __future__ import annotations
 
-import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "cli.md"
-OTHERS = "Commands"
-WIDTH = 120
 OPENING = """\
 # The command line
 
@@ -35,102 +31,21 @@ Data goes to stdout, progress to stderr.
 | 2 | wrong usage or input: one line says what would be right |
 | 130 | interrupted: what was measured is safe |
 | 141 | the pipe that the results go to was closed: without a word |
+
 """
 
 
 def page() -> str:
-    """Return the page: a table of contents, then a section a command, by the groups that `--help` shows."""
+    """Return the page."""
+    from typer.cli import get_docs_for_click
     from typer.main import get_command
 
     from tflabench.cli.main import app
 
-    root: Any = get_command(app)
-    groups: dict[str, list[tuple[str, Any, Any]]] = {}
-    for name, command, context in _commands(root, _context(root, "tflabench")):
-        groups.setdefault(_group(command, context), []).append((name, command, context))
-    contents, sections = [OPENING], []
-    own = _options(root, _context(root, "tflabench"))
-    if own:
-        sections += ["## tflabench\n", *own]
-    for group, commands in groups.items():
-        sections.append(f"## {group}\n")
-        contents.append(f"**{group}**\n" if len(groups) > 1 else "")
-        for name, command, context in commands:
-            summary, _, rest = (command.help or "").strip().partition("\n\n")
-            contents.append(f"- [`{name}`](#{_anchor(name)}): {_plain(summary)}")
-            sections += [f"### {name}\n", f"```\n{_usage(command, context)}\n```\n", f"{_plain(summary)}\n"]
-            sections += [f"{_plain(paragraph)}\n" for paragraph in rest.split("\n\n") if paragraph]
-            sections += _options(command, context)
-        contents.append("")
-    text = "\n".join(_wrapped(line) for line in "\n".join([*contents, *sections]).splitlines())
-    return re.sub(r"\n{3,}", "\n\n", text).rstrip() + "\n"
-
-
-def _context(command: Any, name: str, parent: Any = None) -> Any:
-    return command.context_class(command, info_name=name, parent=parent)
-
-
-def _commands(group: Any, context: Any) -> Iterator[tuple[str, Any, Any]]:
-    """Yield every command with the words that call it, those of groups of commands too."""
-    for name, command in group.commands.items():
-        below = _context(command, name, context)
-        if getattr(command, "invoke_without_command", False):
-            yield below.command_path.removeprefix("tflabench "), command, below
-        if hasattr(command, "commands"):
-            yield from _commands(command, below)
-        elif not command.hidden:
-            yield below.command_path.removeprefix("tflabench "), command, below
-
-
-def _group(command: Any, context: Any) -> str:
-    """Return the title under which `--help` of `tflabench` has the command, or the group of commands that it is in."""
-    while context is not None:
-        panel = getattr(context.command, "rich_help_panel", None)
-        if isinstance(panel, str):
-            return panel
-        context = context.parent
-    return OTHERS
-
-
-def _usage(command: Any, context: Any) -> str:
-    return command.get_usage(context).removeprefix("Usage: ").replace("[[", "[").replace("]...]", "...]")
-
-
-def _options(command: Any, context: Any) -> list[str]:
-    """Return a list item for each argument and option but --help."""
-    lines = []
-    for parameter in command.get_params(context):
-        record = parameter.get_help_record(context)
-        if record is None or "--help" in parameter.opts:
-            continue
-        names, meaning = record
-        lines.append(f"- `{names.replace('<', '').replace('>', '')}`: {_plain(meaning)}")
-    return [*lines, ""] if lines else []
-
-
-def _plain(text: str) -> str:
-    """Return help text on one line, safe in Markdown: patterns and placeholders as they are typed."""
-    text = " ".join(text.split())
-    text = re.sub(r"\[(default: .*|required)\]$", lambda found: f"({found[1]})", text)
-    text = re.sub(r"\(default: \((.*)\)(.*)\)$", r"(default: \1\2)", text)
-    parts = text.split("`")  # code stands at odd places, and needs no escapes
-    parts[::2] = [re.sub(r"[*_<>|\[\]]", lambda found: f"\\{found[0]}", part) for part in parts[::2]]
-    return "`".join(parts)
-
-
-def _anchor(title: str) -> str:
-    return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
-
-
-def _wrapped(line: str) -> str:
-    """Return a paragraph or list item in lines of at most WIDTH characters; a row of a table stays one line."""
-    import textwrap
-
-    if line.startswith("|"):
-        return line
-
-    hanging = "  " if line.startswith("- ") else ""
-    return textwrap.fill(line, WIDTH, subsequent_indent=hanging, break_long_words=False, break_on_hyphens=False)
+    command: Any = get_command(app)
+    context = command.context_class(command, info_name="tflabench")
+    commands = get_docs_for_click(obj=command, ctx=context, indent=1, name="tflabench")
+    return f"{OPENING}{commands.strip()}\n"
 
 
 def main() -> int:

@@ -27,7 +27,7 @@ def claims(
     json_: Json = False,
     out: Annotated[Path | None, out_file("claims.md", "the claims are printed")] = None,
 ) -> None:
-    """Hold the paper's claims against measured rows, for its own kernels (nxai_*) and ours (tfla_*).
+    """Hold the paper's claims against measured rows, for its own kernels (`nxai_*`) and ours (`tfla_*`).
 
     With --out they are written as Markdown, a table a device.
     """

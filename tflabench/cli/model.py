@@ -50,7 +50,7 @@ def model(  # noqa: PLR0913  options
     checkpointing: Checkpointing = False,
     compiled: Compiled = False,
     device: options.Device = "auto",
-    out: Annotated[Path | None, out_folder("results/<device>/<preset>")] = None,
+    out: Annotated[Path | None, out_folder("results/DEVICE/PRESET")] = None,
     resume: Resume = True,
     timeout: options.Timeout = 300.0,
     stop_after: options.StopAfter = None,

@@ -64,7 +64,7 @@ def sweep(  # noqa: PLR0913  options
     gpus: options.Gpus = None,
     allow_mixed_versions: options.MixedVersions = False,
     gpu: Kinds = None,
-    out: Annotated[Path | None, out_folder("results/<device>/<preset>")] = None,
+    out: Annotated[Path | None, out_folder("results/DEVICE/PRESET")] = None,
     resume: Resume = True,
     dry_run: options.DryRun = False,
     timeout: options.Timeout = 300.0,
