@@ -5,8 +5,8 @@ every rank adds up its part from zero, one all-gather brings these states and de
 before its own. Backward the gradients of states go the other way, by one all-gather too. Kernels that heed
 `KernelOptions.exchange` do both between making states and reading them; the others run twice.
 
-Before anything is computed ranks tell each other, on the CPU, how long their parts are and what they are called with.
-That is where a mistake on one rank becomes an error on each.
+Ranks tell each other, on the CPU, how long their parts are and what they are called with. That is where a mistake on
+one rank becomes an error on each.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import functools
 import json
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from itertools import accumulate, pairwise, product
 from typing import Any, NamedTuple, cast
 
@@ -64,64 +64,118 @@ def _refusals_shared(group: object) -> Iterator[None]:
         yield
     except (TypeError, ValueError) as error:
         if isinstance(group, dist.ProcessGroup):
-            _told({"refuses": str(error)[:LONGEST]}, group)
+            with suppress(ValueError):
+                agreement_of(group).begin({"refuses": str(error)[:LONGEST]})
         raise
 
 
-def agreed_lengths(call: Arguments, gate: Gating, group: Any, options: dict[str, Any]) -> list[int]:
-    """Return how many steps each rank has.
+@contextmanager
+def _answers_expected() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise RuntimeError(f"a rank of the group does not answer, it ended or waits elsewhere: {reason}") from error
 
-    Args:
-        options: what must be the same on all ranks beside the sizes of the call.
 
-    Raises:
-        ValueError: a rank refuses its arguments, or ranks are called with different ones.
-        RuntimeError: a rank does not answer.
+class Agreement:
+    """Compares, on the CPU, what the ranks of a group are called with.
+
+    A call like the one before, on which all ranks agreed, goes ahead and looks at the answers when all is launched. A
+    rank with any other call waits for them. So where ranks differ, those that went ahead have sent states of the same
+    size: the others send as much, lest these wait forever, and each raises the error.
+
+    Attributes:
+        ahead: whether this rank goes ahead.
+        lengths: how many steps each rank has.
+        sent: what like this rank sends, of no elements, and how many.
     """
-    q, _, v = call[:3]
-    mine = {
-        "operation": repr(gate), "T": v.shape[2], "B": v.shape[0], "heads": v.shape[1], "heads of q": q.shape[1],
-        "d_qk": q.shape[-1], "d_hv": v.shape[-1], "dtype": str(q.dtype), **options,
-    }  # fmt: skip
-    all_ranks = _told(mine, group)
-    for rank, said in enumerate(all_ranks):
-        if "refuses" in said:
-            raise ValueError(f"rank {rank} of the group refuses: {said['refuses']}")
-    for name, rank in product([key for key in mine if key != "T"], range(len(all_ranks))):
-        first, there = all_ranks[0].get(name), all_ranks[rank].get(name)
-        if there != first:
-            what = f"{name} is {first} on rank 0 and {there} on rank {rank} of the group"
-            raise ValueError(f"{what}: it must be the same on all ranks")
-    return [said["T"] for said in all_ranks]
 
+    def __init__(self, group: Any) -> None:
+        """Join; `group` may have no backend for tensors of the CPU.
 
-_on_cpu: dict[Any, Any] = {}
-
-
-def _for_messages(group: Any) -> Any:
-    """Return what sends tensors of the CPU among the ranks of a group, made at its first call.
-
-    It is no group of `torch.distributed`: the name of such a one depends on how many a process is in.
-    """
-    if group not in _on_cpu:
+        What sends these is no group of `torch.distributed`, whose name depends on how many groups a process is in.
+        """
         backend = group._get_backend(next(iter(group._device_types)))
         timeout = getattr(getattr(backend, "options", None), "_timeout", None) or dist.default_pg_timeout
         c10d = cast("Any", dist.distributed_c10d)
         store = c10d.PrefixStore(f"tflabench/{group.group_name}", c10d._get_default_store())
-        _on_cpu[group] = dist.ProcessGroupGloo(store, group.rank(), group.size(), timeout)
-    return _on_cpu[group]
+        self.group = group
+        self.ahead, self.lengths = False, [0] * group.size()
+        self.sent: tuple[Tensor, int] | None = None
+        with _answers_expected():
+            self._messages: Any = dist.ProcessGroupGloo(store, group.rank(), group.size(), timeout)
+        self._before: dict[str, Any] | None = None
+        self._work: Any = None
+
+    def begin(self, mine: dict[str, Any], *, may_go_ahead: bool = False) -> None:
+        """Tell the other ranks what this one is called with, and wait for them unless it goes ahead."""
+        self.ahead = may_go_ahead and mine == self._before
+        self._before = mine
+        said = json.dumps({**mine, "ahead": self.ahead}).ljust(MESSAGE).encode()
+        self._answers = torch.empty((self.group.size(), MESSAGE), dtype=torch.uint8)
+        message = torch.frombuffer(bytearray(said), dtype=torch.uint8)
+        self._work = self._messages.allgather([[*self._answers.unbind()]], [message])
+        if not self.ahead:
+            self._compare()
+
+    def end(self) -> None:
+        """Look at the answers of a call that went ahead.
+
+        Raises:
+            ValueError: a rank refuses its arguments, or ranks are called with different ones.
+            RuntimeError: a rank does not answer.
+        """
+        if self.ahead:
+            self._compare()
+
+    def gathered(self, flat: Tensor) -> Tensor:
+        """Return such a vector of every rank, (ranks, elements)."""
+        of_ranks = flat.new_empty(self.group.size() * flat.numel())
+        all_gather = (
+            getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+        )  # the name before torch 2.12
+        all_gather(of_ranks, flat, group=self.group)
+        return of_ranks.view(-1, flat.numel())
+
+    def _compare(self) -> None:
+        with _answers_expected():
+            self._work.wait()
+        answers = [json.loads(row.numpy().tobytes()) for row in self._answers]
+        wrong = _difference(answers)
+        if wrong is None:
+            self.lengths = [said["T"] for said in answers]
+            return
+        self._before = None
+        if self.sent and not self.ahead and any(said["ahead"] for said in answers):
+            like, elements = self.sent
+            self.gathered(like.new_empty(elements))
+        raise ValueError(wrong)
 
 
-def _told(mine: dict[str, Any], group: Any) -> list[dict[str, Any]]:
-    """Return what every rank says, of what this one says."""
-    said = torch.frombuffer(bytearray(json.dumps(mine).ljust(MESSAGE).encode()), dtype=torch.uint8)
-    gathered = torch.empty((group.size(), MESSAGE), dtype=torch.uint8)
-    try:
-        _for_messages(group).allgather([[*gathered.unbind()]], [said]).wait()
-    except RuntimeError as error:
-        reason = str(error).splitlines()[0]
-        raise RuntimeError(f"a rank of the group does not answer, it ended or waits elsewhere: {reason}") from error
-    return [json.loads(bytes(row.tolist())) for row in gathered]
+def _difference(answers: list[dict[str, Any]]) -> str | None:
+    """Return why ranks that say this cannot compute together, or None if they can."""
+    for rank, said in enumerate(answers):
+        if "refuses" in said:
+            return f"rank {rank} of the group refuses: {said['refuses']}"
+    for name, rank in product([key for key in answers[0] if key not in ("T", "ahead")], range(len(answers))):
+        first, there = answers[0].get(name), answers[rank].get(name)
+        if there != first:
+            what = f"{name} is {first} on rank 0 and {there} on rank {rank} of the group"
+            return f"{what}: it must be the same on all ranks"
+    return None
+
+
+agreement_of = functools.cache(Agreement)
+
+
+def called_with(call: Arguments, gate: Gating) -> dict[str, Any]:
+    """Return the sizes of a call, of which all but T must be the same on all ranks."""
+    q, _, v = call[:3]
+    return {
+        "operation": repr(gate), "T": v.shape[2], "B": v.shape[0], "heads": v.shape[1], "heads of q": q.shape[1],
+        "d_qk": q.shape[-1], "d_hv": v.shape[-1], "dtype": str(q.dtype),
+    }  # fmt: skip
 
 
 class Span(NamedTuple):
@@ -172,9 +226,9 @@ class Chain:
         crossed: whether a document crosses a border.
     """
 
-    def __init__(self, group: Any, of_ranks: list[Span], zero: State, decay: Callable[[], Tensor]) -> None:
+    def __init__(self, ranks: Agreement, of_ranks: list[Span], zero: State, decay: Callable[[], Tensor]) -> None:
         """Take the steps of all ranks, a zero state of a document, and what `decay_of` this rank's steps returns."""
-        self.group, self.rank, self.of_ranks = group, dist.get_rank(group), of_ranks
+        self.ranks, self.rank, self.of_ranks = ranks, ranks.group.rank(), of_ranks
         self.here = of_ranks[self.rank]
         self.crossed = any(span.leaves for span in of_ranks)
         self._zero, self._decay = _with_finite_m(zero), decay
@@ -191,7 +245,9 @@ class Chain:
             return None
         tensors = _present(_with_finite_m(end or self._zero))
         passed = any(span.passes for span in self.of_ranks)
-        rows = self._gathered([*tensors, self._decay()] if passed else tensors)
+        sent = [*tensors, self._decay()] if passed else tensors
+        self.ranks.sent = sent[0].new_empty(0), sum(x.numel() for x in sent)
+        rows = self._gathered(sent)
         self._decays = [row[-1].clone() for row in rows] if passed else []
         if not self.here.enters:
             return None
@@ -237,9 +293,7 @@ class Chain:
     def _gathered(self, tensors: list[Tensor]) -> list[list[Tensor]]:
         """Return such tensors of every rank."""
         flat = torch.cat([x.reshape(-1) for x in tensors])
-        gathered = flat.new_empty((len(self.of_ranks), flat.numel()))
-        dist.all_gather([*gathered.unbind()], flat, group=self.group)
-        of_ranks = (row.split([x.numel() for x in tensors]) for row in gathered)
+        of_ranks = (row.split([x.numel() for x in tensors]) for row in self.ranks.gathered(flat))
         return [[y.view(x.shape) for x, y in zip(tensors, row, strict=True)] for row in of_ranks]
 
 
@@ -433,14 +487,16 @@ def run(
         of_all = kernels(call, backward)
     offsets = None if cu_seqlens is None else zlib.crc32(repr(numbers(cu_seqlens)).encode())
     more = {"with gradients": backward, "initial_state given": initial is not None, "checksum of cu_seqlens": offsets}
-    lengths = agreed_lengths(call, gate, group, {**options, **more})
+    ranks = agreement_of(group)
+    ranks.begin({**called_with(call, gate), **options, **more}, may_go_ahead=cu_seqlens is None)
+    lengths = ranks.lengths
     bounds = None if cu_seqlens is None else bounds_of(cu_seqlens, sum(lengths))
     zero = functools.partial(
         zero_state, gate, heads=call.v.shape[1], d_qk=call.q.shape[-1], d_hv=call.v.shape[-1],
         device=call.v.device, dtype=torch.promote_types(call.q.dtype, torch.float32),
     )  # fmt: skip
     of_ranks = spans(bounds or [0, sum(lengths)], lengths)
-    chain = Chain(group, of_ranks, zero(call.v.shape[0]), lambda: decay_of(*of_all, _for_kernels(call, of_all[0])))
+    chain = Chain(ranks, of_ranks, zero(call.v.shape[0]), lambda: decay_of(*of_all, _for_kernels(call, of_all[0])))
 
     here, count = chain.here, len(chain.here.bounds) - 1
     begin, end = int(here.enters), count - here.leaves
@@ -467,6 +523,7 @@ def run(
             outputs[begin] = h_inside, outputs[begin][1]
         for place, n in enumerate(first_ones):
             outputs[n] = made[4 * place], State(*made[4 * place + 1 : 4 * place + 4])
+    ranks.end()
     hs, states = zip(*(outputs[n] for n in sorted(outputs)), strict=True)
     h = hs[0] if len(hs) == 1 else torch.cat(hs, 2)
     if bounds is None:
