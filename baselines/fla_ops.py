@@ -186,7 +186,7 @@ def sound_function(op: Op, problem: Problem, device: torch.device) -> Callable[.
     require_capability(device, 8)
     os.environ.update(HANDED_ON)
     function = getattr(module_of(op), op.function)
-    if "q" not in inspect.signature(function).parameters:  # only a message is left of it
+    if not inspect.signature(function).parameters.keys() & {"q", "r"}:  # only a message is left of it
         raise Unsupported(f"this version of fla has no {op.function} any more")
     if op.broken_backward and problem.pass_ == "fwbw" and device.type == "cuda":
         require_sound_triton(device)

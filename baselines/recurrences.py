@@ -7,8 +7,8 @@ One form covers linear attention and its relatives: per head a state C (d_qk x d
     o_t  = scale q_t^T C_t                              u_t = beta_t (v_t - C'_t^T k_t)
 
 GLA, Simple GLA, Retention, Lightning attention, linear attention and Mamba 2 (q = C, k = B, v = dt x, g = dt A) are the
-first kind, DeltaNet, Gated DeltaNet and KDA the second. Mamba has a decay a channel and state, and no products of
-matrices: `selective_scan`.
+first kind, DeltaNet, Gated DeltaNet and KDA the second. RWKV-7 adds b_t a_t^T C_{t-1} to the first. Mamba has a decay a
+channel and state, and no products of matrices: `selective_scan`.
 
 Everything is computed in at least float32, and operands of matrix products are rounded to the dtype of the inputs, as
 kernels at that precision do.
@@ -29,13 +29,21 @@ SCAN_CHUNK = 64
 
 
 def recurrence(
-    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor | None = None, *, scale: float = 1.0
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor,
+    beta: Tensor | None = None,
+    *,
+    low_rank: tuple[Tensor, Tensor] | None = None,
+    scale: float = 1.0,
 ) -> Tensor:
     """Return o (B, H, T, d_hv) of q, k (B, H, T, d_qk), v (B, H, T, d_hv); chunk by chunk, all chunks of equal form.
 
     Args:
         log_decay: g (B, H, T, 1), or (B, H, T, d_qk) for a decay a channel; broadcast where a size is 1.
         beta: (B, H, T): the delta rule with this step size; None writes v itself.
+        low_rank: a and b (B, H, T, d_qk) of RWKV-7; None adds nothing.
         scale: of q.
     """
     import torch
@@ -64,9 +72,19 @@ def recurrence(
             u = step_size * (u - rounded(k_c * from_start) @ C_read)
             A = step_size * _scores(k_c, k_c, D).tril(-1)
             u = rounded(torch.linalg.solve_triangular(A, u, upper=False, unitriangular=True))
-        within = rounded(_scores(q_c, k_c, D)) @ u
+        writes = [(k_c, u)]
+        if low_rank is not None:
+            # (1 - A) y = a' C + A_k v, A_ij = a_i^T D_(i-1)j b_j, A_k the same of k: a reads the state before a step
+            a, b = (x[:, :, steps].to(work) for x in low_rank)
+            before = torch.nn.functional.pad(D[:, :, :-1], (0, 0, 0, 0, 1, 0))
+            to_before = torch.nn.functional.pad(from_start[:, :, :-1], (0, 0, 1, 0), value=1.0)
+            y = rounded(a * to_before) @ C_read + rounded(_scores(a, k_c, before)) @ u
+            A = -_scores(a, b, before)
+            writes.append((b, rounded(torch.linalg.solve_triangular(A, y, upper=False, unitriangular=True))))
+        within = sum(rounded(_scores(q_c, key, D)) @ value for key, value in writes)
         outputs.append(scale * (rounded(q_c * from_start) @ C_read + within))
-        C = from_start[:, :, -1, :, None] * C + rounded(k_c * D[:, :, -1]).mT @ u
+        written = sum(rounded(key * D[:, :, -1]).mT @ value for key, value in writes)
+        C = from_start[:, :, -1, :, None] * C + written
     return torch.cat(outputs, dim=2).to(dtype)
 
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from tflabench.baselines import fla_ops, flash_attention, lightning, mamba, nxai
+from tflabench.baselines import fla_ops, fla_rwkv7, flash_attention, lightning, mamba, nxai
 from tflabench.implementations import registry
 from tflabench.problem import Problem
 from tflabench.theory import linear_attention
 from tflabench.theory.call_cost import call_cost
 
 BY_NAME = {impl.name: impl for impl in registry.implementations()}
-BASELINES = [impl for adapter in (flash_attention, fla_ops, lightning, mamba, nxai) for impl in adapter.IMPLEMENTATIONS]
+ADAPTERS = (flash_attention, fla_ops, fla_rwkv7, lightning, mamba, nxai)
+BASELINES = [impl for adapter in ADAPTERS for impl in adapter.IMPLEMENTATIONS]
 SIZE = Problem(batch=2, heads=4, seq_len=1024, d_qk=64, d_hv=128)
 
 

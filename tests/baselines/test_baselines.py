@@ -16,7 +16,7 @@ import torch
 from torch.nn.functional import logsigmoid, softplus
 
 from tflabench import ops
-from tflabench.baselines import fla_ops, flash_attention, lightning, mamba, nxai, packages
+from tflabench.baselines import fla_ops, fla_rwkv7, flash_attention, lightning, mamba, nxai, packages
 from tflabench.baselines.recurrences import normalized, recurrence, selective_scan
 from tflabench.bench.verify import verify
 from tflabench.implementations import registry
@@ -27,20 +27,25 @@ from tflabench.problem import Problem
 CPU = torch.device("cpu")
 PROBLEM = Problem(batch=2, heads=3, seq_len=70, d_qk=16, d_hv=24, dtype="float32", pass_="fwbw")
 BY_NAME = {impl.name: impl for impl in registry.implementations()}
-BASELINES = [impl for adapter in (flash_attention, fla_ops, lightning, mamba, nxai) for impl in adapter.IMPLEMENTATIONS]
+ADAPTERS = (flash_attention, fla_ops, fla_rwkv7, lightning, mamba, nxai)
+BASELINES = [impl for adapter in ADAPTERS for impl in adapter.IMPLEMENTATIONS]
 SEQUENCES = [impl for impl in BASELINES if not impl.name.startswith("step_")]
 
 
 # --- the oracles
 
 
-def step_by_step(q, k, v, log_decay, beta=None, scale=1.0):
+def step_by_step(q, k, v, log_decay, beta=None, scale=1.0, low_rank=None):
     """The recurrence as its module states it, one step after the other."""
     B, H, T, _ = v.shape
     C = torch.zeros(B, H, k.shape[-1], v.shape[-1], dtype=v.dtype)
     outputs = []
     for t in range(T):
-        C = log_decay.expand(B, H, T, -1)[:, :, t, :, None].exp() * C
+        added = 0
+        if low_rank is not None:
+            a, b = (x[:, :, t, :, None] for x in low_rank)
+            added = b @ (a.mT @ C)
+        C = log_decay.expand(B, H, T, -1)[:, :, t, :, None].exp() * C + added
         u = v[:, :, t]
         if beta is not None:
             u = beta[:, :, t, None] * (u - (C.mT @ k[:, :, t, :, None]).squeeze(-1))
@@ -77,6 +82,15 @@ def test_recurrence_is_what_its_steps_say(channels, delta):
     expected = step_by_step(q, unit.expand(2, 2, 70, 4), v, logsigmoid(f), beta, 0.5)
     actual = recurrence(q, unit, v, logsigmoid(f), beta, scale=0.5)
     assert_same_with_gradients(actual, expected, [q, k, v, f, *([b] if delta else [])])
+
+
+def test_a_low_rank_reads_the_state_before_the_step():
+    torch.manual_seed(0)
+    q, k, v, f, a, b = (random(2, 2, 40, d) for d in (4, 4, 3, 4, 4, 4))
+    unit = normalized(a, 1e-6)
+    pair = -unit, unit * b.sigmoid()
+    expected = step_by_step(q, k, v, logsigmoid(f), low_rank=pair)
+    assert_same_with_gradients(recurrence(q, k, v, logsigmoid(f), low_rank=pair), expected, [q, k, v, f, a, b])
 
 
 def test_recurrence_survives_closed_gates():
@@ -189,6 +203,12 @@ def chunk_delta_rule(q, k, v, beta, g=None, scale=None, use_qk_l2norm_in_kernel=
 from fla.ops.delta_rule import chunk_delta_rule
 def chunk_gated_delta_rule(q, k, v, g, beta, scale=None, use_qk_l2norm_in_kernel=False):
     return chunk_delta_rule(q, k, v, beta, g[..., None], scale, use_qk_l2norm_in_kernel)
+""",
+    "rwkv7": """
+def chunk_rwkv7(r, w, k, v, a, b, scale=1.0, safe_gate=False, lower_bound=None, chunk_size=None):
+    assert w.min() >= lower_bound and (safe_gate, chunk_size) == (True, 64)
+    r, w, k, v, *low_rank = map(heads_first, (r, w, k, v, a, b))
+    return heads_first(step_by_step(r, k, v, w, scale=scale, low_rank=low_rank)), None
 """,
     "kda": """
 from fla.ops.delta_rule import chunk_delta_rule

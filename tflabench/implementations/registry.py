@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 # Modules of tflabench/baselines, in the order of tables and legends. They are named, not imported: adapters import
 # this package.
 ADAPTERS = (
-    "gla_walkthrough", "nxai", "sdpa", "flash_attention", "fla_ops", "flash_qla", "flashinfer_gdn", "attn_gym_gdn",
-    "cudnn_kda", "lightning", "mamba",
+    "gla_walkthrough", "nxai", "sdpa", "flash_attention", "fla_ops", "fla_rwkv7", "flash_qla", "flashinfer_gdn",
+    "attn_gym_gdn", "cudnn_kda", "lightning", "mamba",
 )  # fmt: skip
 MODELS = "tflabench.baselines.models"
 
