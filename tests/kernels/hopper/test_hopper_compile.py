@@ -30,15 +30,12 @@ SPILLED_BYTES_NEWER = {"128/256": 160, "256/512": 320, "64/64": 128}  # on Trito
 # Its roles fill their registers, and a few in a loop cost much: without row sums there is 0, with them 32 to 48.
 SPILLED_BYTES_OF_PAIR, SPILLED_BYTES_OF_PAIR_WITH_SUMS = 16, 48
 
-# Each kernel, in the branches that load a program most: what compiles with more to do compiles with less. With the
-# newest Triton, which takes twice as long, those that come nearest to what they may spill.
+# Each kernel once, in the branches that load a program most: what compiles with more to do compiles with less. With the
+# newest Triton, which takes twice as long, the one that has most roles and comes nearest to what it may spill.
 COMPILED = {
-    "installed": [
-        "128/256:h normalised for segments;dk and dv",
-        "64/64:gradients with a skip connection",
-    ],
+    "installed": ["128/256:h normalised for segments"],
     "oldest": [
-        "128/256:h normalised for segments;dq;dk and dv;dC",
+        "128/256:dq;dk and dv;dC",
         "256/512:h normalised for segments;dv",
         "64/64:h of segments of heads together;dC of every tile;gradients with a skip connection",
     ],
