@@ -2,8 +2,8 @@
 
 A rank's state is a linear function of the state that its part starts from: decay * start + what it adds from zero. So
 every rank adds up its part from zero, one all-gather brings these states and decays to all, and each rank joins those
-before its own. Backward the gradients of states go the other way, by one all-gather too. Kernels that heed
-`KernelOptions.exchange` do both between making states and reading them; the others run twice.
+before its own. Backward the gradients of states go the other way, by one all-gather too. Kernels do both between making
+states and reading them (`KernelOptions.exchange`); those that cannot run twice.
 
 Ranks tell each other, on the CPU, how long their parts are and what they are called with. That is where a mistake on
 one rank becomes an error on each.
@@ -406,7 +406,8 @@ class _Crossing(torch.autograd.Function):
             exchange(None)
         made = [piece.forward(exchange) for piece in pieces[-1:]]
         pieces = [x._replace(call=x.call._replace(initial=start)) if x.enters else x for x in pieces]
-        made = [piece.kernels.forward(piece.call, piece.options) for piece in pieces[:-1]] + made
+        for piece in pieces[:-1]:  # backward exchanges
+            made.insert(0, piece.forward(lambda _: start))
         ctx.save_for_backward(*(x for piece in pieces for x in _flat(piece.call)), *(x for y in made for x in y[2]))
         ctx.chain, ctx.pieces = chain, [piece._replace(call=None) for piece in pieces]
         ctx.counts = [len(saved) for _, _, saved in made]

@@ -68,6 +68,7 @@ def kernels(family: Family) -> Kernels:
         refuses=lambda q, v, **others: None,
         default_chunk_size=lambda q, v, **others: family.reference_chunk_size,
         shares_heads=True,
+        exchanges=lambda gate: False,
     )
 
 

@@ -97,4 +97,4 @@ class Kernels(NamedTuple):
     adds_skip: bool = False
     auto_from: int = 0
     takes_documents: Callable[..., bool] | None = None
-    exchanges: Callable[[Any], bool] = lambda gate: False
+    exchanges: Callable[[Any], bool] = lambda gate: True

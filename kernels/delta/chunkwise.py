@@ -15,6 +15,7 @@ the place of q, -dV in that of do, and a step not reading what it writes itself.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -86,6 +87,9 @@ def forward(arguments: Arguments, options: KernelOptions) -> tuple[Tensor, State
     call = DeltaCall.of(arguments._replace(q=q, k=k, v=v), options)
     first = _matrix(arguments.initial)
     errors, matrices = errors_and_states(call, k, v, first)
+    if options.exchange is not None:
+        first = _matrix(options.exchange(State(matrices.after)))
+        errors, matrices = errors_and_states(call, k, v, first)
     edges = EdgeStates(matrices.states, None, first is not None)
     h, _ = launch(call.scalar, call.scalar.plan.h, Role(q, k, errors, v, edges, None, False, state_stages=2))
     h = made_like(h, arguments.v)
@@ -102,7 +106,11 @@ def backward(
     scalar, plan = call.scalar, call.scalar.plan
     first, last = _matrix(arguments.initial), _matrix(d_last)
     dots = options.gate_gradients and arguments.f is not None
-    dv, dbeta, back, through = gradients_of_states(call, q, k, v, errors, do, states, last, through=dots)
+    walk_back = partial(gradients_of_states, call, q, k, v, errors, do, states, through=dots)
+    dv, dbeta, back, through = walk_back(last)
+    if options.exchange is not None:
+        last = _matrix(options.exchange(State(back.after)))
+        dv, dbeta, back, through = walk_back(last)
     before, after = EdgeStates(states, None, first is not None), EdgeStates(back.states, None, last is not None)
 
     alike: dict[str, Any] = {"transposed": True, "split": dots, "state_stages": 2}

@@ -152,12 +152,15 @@ class DeltaPlan:
 
 
 @lru_cache(4096)
-def planned(sizes: Sizes, device: Device, chunk_size: int, beta_max: int, *, backward: bool) -> DeltaPlan:
+def planned(
+    sizes: Sizes, device: Device, chunk_size: int, beta_max: int, *, backward: bool, exchanges: bool = False
+) -> DeltaPlan:
     """Return what a call launches.
 
     Args:
         chunk_size: steps of a segment.
         backward: there will be one, which needs the transition of the last segment too.
+        exchanges: the state to start from comes of the last one, so a pass goes over every segment first.
     """
     cut, pieces = Segments.of(sizes.steps, chunk_size), pieces_of(sizes.d_hv)
 
@@ -165,8 +168,8 @@ def planned(sizes: Sizes, device: Device, chunk_size: int, beta_max: int, *, bac
         return DeltaWalk(sizes, cut, segments, pieces, device.multiprocessors)
 
     every = range(cut.count)
-    passed = every if backward else every[:-1]
-    passes = (walk(passed, pieces + 1), walk(every[1:], pieces)) if cut.count > 1 else (None, None)
+    passed, passed_back = (every if backward or exchanges else every[:-1]), (every if exchanges else every[1:])
+    passes = (walk(passed, pieces + 1), walk(passed_back, pieces)) if cut.count > 1 or exchanges else (None, None)
     fills = sizes.rows // sizes.group * cut.count >= FILLED * device.multiprocessors
     of_keys = replace(walk(every, 1), members=sizes.group if fills else 1)
     return DeltaPlan(sizes, cut, parts(beta_max), walk(every, pieces), walk(every, pieces), of_keys, *passes)

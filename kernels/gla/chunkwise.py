@@ -66,7 +66,11 @@ def forward(arguments: Arguments, options: KernelOptions) -> tuple[Tensor, State
     q, k, v, g, _, initial, _ = arguments
     call = GlaCall.of(arguments, options)
     weighted = weigh(call, q, k, g)
-    states = walk(call, StateTerms(weighted.k, v, weighted.totals, _matrix(initial)))
+    terms = StateTerms(weighted.k, v, weighted.totals, _matrix(initial))
+    if options.exchange is not None:
+        initial = options.exchange(State(walk(call, terms).last))
+        terms = terms._replace(first=_matrix(initial))
+    states = walk(call, terms)
     o = outputs(call, weighted, v, states.states, initial is not None)
     return o, State(states.last) if options.return_last_state else None, ()
 
@@ -80,7 +84,11 @@ def backward(
     weighted = weigh(call, q, k, g)
     first, last = _matrix(initial), _matrix(d_last)
     states = walk(call, StateTerms(weighted.k, v, weighted.totals, first)).states
-    back = walk(call, StateTerms(weighted.q, do, weighted.totals, last, other=states, reverse=True))
+    terms = StateTerms(weighted.q, do, weighted.totals, last, other=states, reverse=True)
+    if options.exchange is not None:
+        last = _matrix(options.exchange(State(walk(call, terms).last)))
+        terms = terms._replace(first=last)
+    back = walk(call, terms)
     assert back.crossing is not None
     if first is not None:  # as it was given, where the walk has it rounded
         crossing = (first * back.last).sum(-1)

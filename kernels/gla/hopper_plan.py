@@ -98,12 +98,13 @@ class GlaWalks:
 
 
 @lru_cache(4096)
-def planned(sizes: Sizes, device: Device, chunk_size: int, *, backward: bool) -> GlaWalks:
+def planned(sizes: Sizes, device: Device, chunk_size: int, *, backward: bool, exchanges: bool = False) -> GlaWalks:
     """Return what a call launches.
 
     Args:
         chunk_size: steps of a segment.
         backward: there will be one, which needs the decays of the last segment too.
+        exchanges: the state to start from comes of the last one, so a pass goes over every segment first.
     """
     cut, pieces = Segments.of(sizes.steps, chunk_size), pieces_of(sizes.d_hv)
 
@@ -111,8 +112,8 @@ def planned(sizes: Sizes, device: Device, chunk_size: int, *, backward: bool) ->
         return DeltaWalk(sizes, cut, segments, pieces, device.multiprocessors)
 
     every = range(cut.count)
-    passed = every if backward else every[:-1]
-    passes = (walk(passed, pieces), walk(every[1:], pieces)) if cut.count > 1 else (None, None)
+    passed, passed_back = (every if backward or exchanges else every[:-1]), (every if exchanges else every[1:])
+    passes = (walk(passed, pieces), walk(passed_back, pieces)) if cut.count > 1 or exchanges else (None, None)
     return GlaWalks(sizes, cut, walk(every, pieces), walk(every, 1), *passes)
 
 

@@ -68,6 +68,9 @@ def forward(arguments: Arguments, options: KernelOptions) -> tuple[Tensor, State
     strength = _strength(beta)
     operands = operands_of(call, q, k, g, strength, reverse=False)
     made = errors_and_states(call, v, strength, operands, first)
+    if options.exchange is not None:
+        first = _matrix(options.exchange(State(made.last)))
+        made = errors_and_states(call, v, strength, operands, first)
     o = outputs(call.gla, operands.weighted, made.written, made.states, first is not None)
     o = made_like(o, v)
     assert o is not None
@@ -84,6 +87,9 @@ def backward(
     first, last, strength = _matrix(initial), _matrix(d_last), _strength(beta)
     operands = operands_of(call, q, k, g, strength, reverse=True)
     back = gradients_of_states(call, errors, strength, do, operands, states, last)
+    if options.exchange is not None:
+        last = _matrix(options.exchange(State(back.first)))
+        back = gradients_of_states(call, errors, strength, do, operands, states, last)
     z = (errors.float() * strength[..., None]).to(errors.dtype)
 
     gates, edges = options.gate_gradients, (first is not None, last is not None)

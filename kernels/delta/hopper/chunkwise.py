@@ -92,7 +92,11 @@ def walk_forward(
     if plan.states is not None:
         of_each, transitions = (_empty_states(plan, v, columns) for columns in (v.shape[-1], plan.sizes.d_qk))
         launch(plan.states, o=None, z=None, states=DeltaWalkStates(None, of_each, transitions))
-        starts = joined(of_each, transitions, starts, reverse=False)
+        join = partial(joined, of_each, transitions, reverse=False)
+        starts = join(starts)
+        if options.exchange is not None:
+            end = of_each[:, :, -1] + transitions[:, :, -1] @ starts[:, :, -1]
+            starts = join(_matrix(options.exchange(State(end))))
         of_segments = starts, transitions
     o = torch.empty_like(v)
     out = o if aligned(o) is o else torch.empty(v.shape, dtype=v.dtype, device=v.device)
@@ -127,7 +131,7 @@ def backward(
     call: dict[str, Any] = {"gates": gates, "gated": gated, "scale": options.scale, "parts": plan.parts}
     starts, transitions = of_segments or (_matrix(arguments.initial), None)
     launch = partial(launch_values, inputs=(q, k, do, x), **call)
-    dv, D, d_initial = walk_back(launch, plan, arguments, d_last, transitions)
+    dv, D, d_initial = walk_back(launch, plan, arguments, d_last, transitions, options.exchange)
     found = launch_queries_keys(
         (q, k, do, z, dv, D), gates=gates, gated=gated, initial=starts, scale=options.scale, plan=plan
     )
@@ -152,20 +156,25 @@ def as_gradients(
 
 def walk_back(
     launch: Callable[..., None], plan: plans.DeltaPlan, arguments: Arguments, d_last: State | None,
-    transitions: Tensor | None,
+    transitions: Tensor | None, exchange: Callable[[State], State | None] | None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
     """Return dv, the gradients D of states after tiles, and that of the initial state if there is one.
 
     Args:
         launch: takes a walk, and as keywords dv, D and states, see `launch_values`.
         transitions: of segments, if there are any.
+        exchange: see `KernelOptions`.
     """
     v, ends = arguments.v, _matrix(d_last)
     if plan.state_gradients is not None:
         assert transitions is not None
         of_each = _empty_states(plan, v, v.shape[-1])
         launch(plan.state_gradients, dv=None, D=None, states=DeltaWalkStates(None, of_each))
-        ends = joined(of_each, transitions, ends, reverse=True)
+        join = partial(joined, of_each, transitions, reverse=True)
+        ends = join(ends)
+        if exchange is not None:
+            start = of_each[:, :, 0] + transitions[:, :, 0].mT @ ends[:, :, 0]
+            ends = join(_matrix(exchange(State(start))))
     dv = torch.empty_like(v)
     dv = dv if aligned(dv) is dv else torch.empty(dv.shape, dtype=dv.dtype, device=dv.device)
     D = empty_tile_states(plan, v)
@@ -184,7 +193,8 @@ def planned(arguments: Arguments, options: KernelOptions) -> plans.DeltaPlan:
     q, v = arguments.q, arguments.v
     sizes, beta_max = Sizes.of(q, v), options.gate.beta_max
     return plans.planned(
-        sizes, device.figures(q.device), options.chunk_size, beta_max, backward=options.backward
+        sizes, device.figures(q.device), options.chunk_size, beta_max, backward=options.backward,
+        exchanges=options.exchange is not None,
     )  # fmt: skip
 
 

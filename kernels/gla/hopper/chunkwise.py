@@ -12,6 +12,7 @@ alone, which `joined` makes into those that segments start from.
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -79,7 +80,11 @@ def forward(arguments: Arguments, options: KernelOptions) -> tuple[Tensor, State
         launch_columns(plan.states, inputs, None, None, tensors, scale_log2=scale_log2)
         tensors = GlaTensors(closed, final=of_each, decays=decays)
         launch_columns(plan.states, inputs, None, None, tensors, scale_log2=scale_log2, exact=True)
-        starts = joined(of_each, decays, starts, reverse=False)
+        join = partial(joined, of_each, decays, reverse=False)
+        starts = join(starts)
+        if options.exchange is not None:
+            end = of_each[:, :, -1] + decays[:, :, -1, :, None] * starts[:, :, -1]
+            starts = join(_matrix(options.exchange(State(end))))
         of_segments = starts, decays
     o = torch.empty_like(arguments.v)
     out = o if aligned(o) is o else torch.empty(v.shape, dtype=v.dtype, device=v.device)
@@ -127,7 +132,12 @@ def backward(
             launch_columns(
                 plan.state_gradients, inputs, None, None, tensors, scale_log2=scale_log2, reverse=True, exact=exact
             )
-        ends = joined(of_each, decays, ends, reverse=True)
+        join = partial(joined, of_each, decays, reverse=True)
+        ends = join(ends)
+        if options.exchange is not None:
+            start = of_each[:, :, 0] + decays[:, :, 0, :, None] * ends[:, :, 0]
+            d_last = options.exchange(State(start))
+            ends = join(_matrix(d_last))
     dv = torch.empty_like(arguments.v)
     dv = dv if aligned(dv) is dv else torch.empty(dv.shape, dtype=dv.dtype, device=dv.device)
     d_initial = None if initial is None else _empty_state(sizes, do)
@@ -165,7 +175,10 @@ def backward(
 def _planned(arguments: Arguments, options: KernelOptions) -> plans.GlaWalks:
     q = arguments.q
     sizes = Sizes.of(q, arguments.v)
-    return plans.planned(sizes, device.figures(q.device), options.chunk_size, backward=options.backward)
+    return plans.planned(
+        sizes, device.figures(q.device), options.chunk_size, backward=options.backward,
+        exchanges=options.exchange is not None,
+    )  # fmt: skip
 
 
 def _inputs(arguments: Arguments) -> tuple[Tensor, Tensor, Tensor, Tensor]:

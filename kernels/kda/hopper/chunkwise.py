@@ -79,7 +79,9 @@ def backward(
     operands, (z, kept, *transitions) = WalkOperands(*saved[:6]), saved[6:]
     q, k, g, beta = _inputs(arguments)
     launch = partial(launch_values, operands=operands, do=do, parts=plan.parts)
-    dv, D, d_initial = walk_back(launch, plan, arguments, d_last, transitions[0] if transitions else None)
+    dv, D, d_initial = walk_back(
+        launch, plan, arguments, d_last, transitions[0] if transitions else None, options.exchange
+    )  # fmt: skip
     made = launch_gradients((q, k, g, do, z, dv, kept, D), beta, scale=options.scale, plan=plan)
     return as_gradients(arguments, options, dv, d_initial, made)
 

@@ -34,7 +34,7 @@ from tflabench.kernels.types import Gate
 
 from .call import Call, EdgeStates, Inputs
 from .outputs import d_keys, d_queries, d_values, hidden
-from .states import ChunkInputs, walk
+from .states import ChunkInputs, SequenceStates, walk
 
 
 def kernels(levels: int) -> Kernels:
@@ -112,22 +112,27 @@ def forward(arguments: Arguments, options: KernelOptions) -> tuple[Tensor, State
             q's dtype calls for. The last state costs nothing: the walk over chunk states ends with it.
     """
     q, k, v = aligned(arguments.q), aligned(arguments.k), aligned(arguments.v)
-    initial = arguments.initial
     inputs = Inputs(q, k, v, _weights(arguments.skip))
-    placed = placed_gates(arguments, options)
-    call = call_of(q, v, placed, options)
-    plan = call.plan
-    C, n = _matrices(initial)
-    states = walk(call, plan.forward_states, ChunkInputs(k, v, C, n), _stored(q.dtype, options.state_dtype))
+
+    def walked(initial: State | None, dtype: torch.dtype | None) -> tuple[Call, SequenceStates, State]:
+        placed = placed_gates(arguments._replace(initial=initial), options)
+        call = call_of(q, v, placed, options)
+        states = walk(call, call.plan.forward_states, ChunkInputs(k, v, *_matrices(initial)), dtype)
+        m_last = call.gates.m
+        if m_last is not None:
+            m_last = placed.places.last_stabilisers(m_last) if placed.places else m_last[:, :, -1].contiguous()
+        return call, states, State(states.last, states.n_last, m_last)
+
+    initial = arguments.initial
+    if options.exchange is not None:
+        initial = options.exchange(walked(initial, None)[2])
+    call, states, last = walked(initial, _stored(q.dtype, options.state_dtype))
     h, inverse = hidden(call, inputs, EdgeStates(states.states, states.n_states, initial is not None))
-    m_last = call.gates.m
-    if m_last is not None:
-        m_last = placed.places.last_stabilisers(m_last) if placed.places else m_last[:, :, -1].contiguous()
-    kept = (states.states, states.n_states) if plan.config.keep_states else ()
+    kept = (states.states, states.n_states) if call.plan.config.keep_states else ()
     saved = tuple(x for x in (inverse, *kept) if x is not None)
     h = made_like(h, arguments.v)
     assert h is not None
-    return h, State(states.last, states.n_last, m_last) if options.return_last_state else None, saved
+    return h, last if options.return_last_state else None, saved
 
 
 def backward(
@@ -144,7 +149,6 @@ def backward(
     call = call_of(q, v, placed, options)
     plan = call.plan
     C_0, n_0 = _matrices(initial)
-    dC, dn = _matrices(d_last)
     dtype = _stored(q.dtype, options.state_dtype)
     kept = list(saved)
     inputs = Inputs(q, k, v, _weights(skip), dh, inverse=kept.pop(0) if gate.normalize else None)
@@ -153,8 +157,15 @@ def backward(
         states, n_states = kept[0], kept[1] if gate.normalize else None
     else:
         states, n_states, *_ = walk(call, plan.forward_states, ChunkInputs(k, v, C_0, n_0), dtype)
-    side = ChunkInputs(q, dh, dC, inverse_denominator=inputs.inverse, other=states, reverse=True)
-    back = walk(call, plan.backward_states, side, dtype)
+    side = ChunkInputs(q, dh, inverse_denominator=inputs.inverse, other=states, reverse=True)
+    dC, dn = _matrices(d_last)
+    if options.exchange is not None:
+        of_start = walk(call, plan.backward_states, side._replace(C=dC), None).last
+        dn_start = None if n_0 is None else torch.zeros_like(n_0)
+        if dn is not None:
+            dn_start = _n_gradients(call, dn, placed.places)[2]
+        dC, dn = _matrices(options.exchange(State(of_start, dn_start)))
+    back = walk(call, plan.backward_states, side._replace(C=dC), dtype)
     del side
     skip_dots = None if skip is None else q.new_empty(v.shape[:3], dtype=torch.float32)
     dq, qdq = d_queries(call, inputs, EdgeStates(states, n_states, initial is not None), skip_dots)
