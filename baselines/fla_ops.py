@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from tflabench.theory.roofline import Bounded
 
 NEEDS = {"fla": "pip install flash-linear-attention==0.6.0", "triton": "pip install triton", **EINOPS}
-PACKAGE, PARTS = "flash-linear-attention", ("fla-core",)
+PACKAGE, PARTS = "flash-linear-attention", ("fla-core", "tilelang")  # which it hands some kernels to, where it is there
 OWNER = Owner("fla", "green")
 CHUNK_SIZE = 64  # what fla uses by itself
 NORM_EPS = 1e-6  # of fla's l2norm
