@@ -65,7 +65,7 @@ def _refusals_shared(group: object) -> Iterator[None]:
     except (TypeError, ValueError) as error:
         if isinstance(group, dist.ProcessGroup):
             with suppress(ValueError):
-                agreement_of(group).begin({"refuses": str(error)[:LONGEST]})
+                agreement_of(group).lengths(0, {"refuses": str(error)[:LONGEST]})
         raise
 
 
@@ -81,14 +81,9 @@ def _answers_expected() -> Iterator[None]:
 class Agreement:
     """Compares, on the CPU, what the ranks of a group are called with.
 
-    A call like the one before, on which all ranks agreed, goes ahead and looks at the answers when all is launched. A
-    rank with any other call waits for them. So where ranks differ, those that went ahead have sent states of the same
-    size: the others send as much, lest these wait forever, and each raises the error.
-
-    Attributes:
-        ahead: whether this rank goes ahead.
-        lengths: how many steps each rank has.
-        sent: what like this rank sends, of no elements, and how many.
+    A rank whose call is one on which all have agreed before goes ahead, and looks at the answers in backward or in its
+    next call. With any other call it waits for them. Where ranks differ each raises the error, and a rank that waited
+    first sends as much as one that went ahead, lest that one's GPU waits forever.
     """
 
     def __init__(self, group: Any) -> None:
@@ -101,81 +96,76 @@ class Agreement:
         c10d = cast("Any", dist.distributed_c10d)
         store = c10d.PrefixStore(f"tflabench/{group.group_name}", c10d._get_default_store())
         self.group = group
-        self.ahead, self.lengths = False, [0] * group.size()
-        self.sent: tuple[Tensor, int] | None = None
         with _answers_expected():
             self._messages: Any = dist.ProcessGroupGloo(store, group.rank(), group.size(), timeout)
-        self._before: dict[str, Any] | None = None
+        self._sent: dict[str, tuple[Tensor, int] | None] = {}  # what each call sends, of those agreed on
         self._work: Any = None
 
-    def begin(self, mine: dict[str, Any], *, may_go_ahead: bool = False) -> None:
-        """Tell the other ranks what this one is called with, and wait for them unless it goes ahead."""
-        self.ahead = may_go_ahead and mine == self._before
-        self._before = mine
-        said = json.dumps({**mine, "ahead": self.ahead}).ljust(MESSAGE).encode()
-        self._answers = torch.empty((self.group.size(), MESSAGE), dtype=torch.uint8)
-        message = torch.frombuffer(bytearray(said), dtype=torch.uint8)
-        self._work = self._messages.allgather([[*self._answers.unbind()]], [message])
-        if not self.ahead:
-            self._compare()
+    def lengths(self, T: int, call: dict[str, Any], *, of_documents: bool = True) -> list[int]:
+        """Tell the other ranks what this one is called with, and return how many steps each has.
 
-    def end(self) -> None:
-        """Look at the answers of a call that went ahead.
+        Args:
+            call: what must be the same on all ranks.
+            of_documents: the lengths matter, so this rank waits for them; otherwise they may be only its own.
 
         Raises:
             ValueError: a rank refuses its arguments, or ranks are called with different ones.
             RuntimeError: a rank does not answer.
         """
-        if self.ahead:
-            self._compare()
+        self.settle()
+        self._call = json.dumps(call)
+        self._ahead = not of_documents and self._call in self._sent
+        said = f"{T} {int(self._ahead)} {self._call}".ljust(MESSAGE).encode()
+        self._answers = torch.empty((self.group.size(), MESSAGE), dtype=torch.uint8)
+        self._work = self._messages.allgather(
+            [[*self._answers.unbind()]], [torch.frombuffer(bytearray(said), dtype=torch.uint8)]
+        )
+        return [T] * self.group.size() if self._ahead else self.settle()
 
-    def gathered(self, flat: Tensor) -> Tensor:
-        """Return such a vector of every rank, (ranks, elements)."""
+    def settle(self) -> list[int]:
+        """Return the lengths that the ranks have answered, if that has not been looked at yet."""
+        if self._work is None:
+            return []
+        work, self._work = self._work, None
+        with _answers_expected():
+            work.wait()
+        answers = [row.numpy().tobytes().decode().rstrip().split(" ", 2) for row in self._answers]
+        wrong = _difference([call for _, _, call in answers])
+        if wrong is None:
+            self._sent.setdefault(self._call)
+            return [int(T) for T, _, _ in answers]
+        like, elements = next((self._sent[call] for _, ahead, call in answers if int(ahead)), None) or (None, 0)
+        if like is not None and not self._ahead:
+            self._all_gather(like.new_empty(elements)).cpu()
+        raise ValueError(wrong)
+
+    def gathered(self, flat: Tensor, *, first: bool) -> Tensor:
+        """Return such a vector of every rank, (ranks, elements); `first`: it is the first of a call."""
+        if first:
+            self._sent[self._call] = flat.new_empty(0), flat.numel()
+        return self._all_gather(flat)
+
+    def _all_gather(self, flat: Tensor) -> Tensor:
         of_ranks = flat.new_empty(self.group.size() * flat.numel())
-        all_gather = (
-            getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-        )  # the name before torch 2.12
+        all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
         all_gather(of_ranks, flat, group=self.group)
         return of_ranks.view(-1, flat.numel())
 
-    def _compare(self) -> None:
-        with _answers_expected():
-            self._work.wait()
-        answers = [json.loads(row.numpy().tobytes()) for row in self._answers]
-        wrong = _difference(answers)
-        if wrong is None:
-            self.lengths = [said["T"] for said in answers]
-            return
-        self._before = None
-        if self.sent and not self.ahead and any(said["ahead"] for said in answers):
-            like, elements = self.sent
-            self.gathered(like.new_empty(elements))
-        raise ValueError(wrong)
 
-
-def _difference(answers: list[dict[str, Any]]) -> str | None:
-    """Return why ranks that say this cannot compute together, or None if they can."""
-    for rank, said in enumerate(answers):
-        if "refuses" in said:
-            return f"rank {rank} of the group refuses: {said['refuses']}"
-    for name, rank in product([key for key in answers[0] if key not in ("T", "ahead")], range(len(answers))):
-        first, there = answers[0].get(name), answers[rank].get(name)
-        if there != first:
-            what = f"{name} is {first} on rank 0 and {there} on rank {rank} of the group"
-            return f"{what}: it must be the same on all ranks"
-    return None
+def _difference(calls: list[str]) -> str | None:
+    """Return why ranks with these calls cannot compute together, or None if they can."""
+    if len({*calls}) == 1 and "refuses" not in calls[0]:
+        return None
+    said = [json.loads(call) for call in calls]
+    for rank, there in enumerate(said):
+        if "refuses" in there:
+            return f"rank {rank} of the group refuses: {there['refuses']}"
+    name, rank = next((key, n) for key, n in product(said[0], range(len(said))) if said[n].get(key) != said[0][key])
+    what = f"{name} is {said[0][name]} on rank 0 and {said[rank].get(name)} on rank {rank} of the group"
+    return f"{what}: it must be the same on all ranks"
 
 
 agreement_of = functools.cache(Agreement)
-
-
-def called_with(call: Arguments, gate: Gating) -> dict[str, Any]:
-    """Return the sizes of a call, of which all but T must be the same on all ranks."""
-    q, _, v = call[:3]
-    return {
-        "operation": repr(gate), "T": v.shape[2], "B": v.shape[0], "heads": v.shape[1], "heads of q": q.shape[1],
-        "d_qk": q.shape[-1], "d_hv": v.shape[-1], "dtype": str(q.dtype),
-    }  # fmt: skip
 
 
 class Span(NamedTuple):
@@ -226,14 +216,16 @@ class Chain:
         crossed: whether a document crosses a border.
     """
 
-    def __init__(self, ranks: Agreement, of_ranks: list[Span], zero: State, decay: Callable[[], Tensor]) -> None:
-        """Take the steps of all ranks, a zero state of a document, and what `decay_of` this rank's steps returns."""
+    def __init__(
+        self, ranks: Agreement, of_ranks: list[Span], zero: Callable[[], State], decay: Callable[[], Tensor]
+    ) -> None:
+        """Take the steps of all ranks, and what return a zero state of a document and `decay_of` this rank's steps."""
         self.ranks, self.rank, self.of_ranks = ranks, ranks.group.rank(), of_ranks
         self.here = of_ranks[self.rank]
         self.crossed = any(span.leaves for span in of_ranks)
-        self._zero, self._decay = _with_finite_m(zero), decay
+        self._zero, self._decay = zero, decay
         self._decays: list[Tensor] = []
-        self._m = self._zero.m
+        self._m: Tensor | None = None
 
     def start(self, end: State | None) -> State | None:
         """Return the state that this rank's steps start from, None where no document enters.
@@ -243,11 +235,10 @@ class Chain:
         """
         if not self.crossed:
             return None
-        tensors = _present(_with_finite_m(end or self._zero))
+        end = _with_finite_m(end or self._zero())
+        tensors, self._m = _present(end), end.m
         passed = any(span.passes for span in self.of_ranks)
-        sent = [*tensors, self._decay()] if passed else tensors
-        self.ranks.sent = sent[0].new_empty(0), sum(x.numel() for x in sent)
-        rows = self._gathered(sent)
+        rows = self._gathered([*tensors, self._decay()] if passed else tensors, first=True)
         self._decays = [row[-1].clone() for row in rows] if passed else []
         if not self.here.enters:
             return None
@@ -276,7 +267,8 @@ class Chain:
         """
         if not self.crossed:
             return None
-        C, n, _ = of_start or self._zero
+        self.ranks.settle()
+        C, n, _ = of_start or self._zero()
         rows = self._gathered(_present(State(C, n, self._m)))
         if not self.here.leaves:
             return None
@@ -290,10 +282,10 @@ class Chain:
             d = _sum(_carried(d, decay.mT if decay.shape[-1] > 1 else decay, m), more)._replace(m=more.m)
         return d._replace(m=None)
 
-    def _gathered(self, tensors: list[Tensor]) -> list[list[Tensor]]:
+    def _gathered(self, tensors: list[Tensor], *, first: bool = False) -> list[list[Tensor]]:
         """Return such tensors of every rank."""
         flat = torch.cat([x.reshape(-1) for x in tensors])
-        of_ranks = (row.split([x.numel() for x in tensors]) for row in self.ranks.gathered(flat))
+        of_ranks = (row.split([x.numel() for x in tensors]) for row in self.ranks.gathered(flat, first=first))
         return [[y.view(x.shape) for x, y in zip(tensors, row, strict=True)] for row in of_ranks]
 
 
@@ -474,44 +466,51 @@ def run(
 
     Args:
         call: q, k and v have the steps of this rank; the initial state is that of the whole sequence, or one for each
-            of all documents.
+            of all documents; skip is not heeded.
         cu_seqlens: where documents begin and end among the steps of all ranks; None for sequences.
         options: what must be the same on all ranks.
         kernels: returns what runs on a piece of a document, of whether there will be a backward.
         inside: returns h and states of documents that cross no border, of where these begin and end.
     """
-    initial = call.initial
+    call, initial = call._replace(skip=None), call.initial
     backward = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (*call[:5], *(initial or ())))
     with checks(group):
         if not hasattr(reference_of(gate), "log_decay"):
             raise ValueError(f"group is given: it must be None for {gate}, whose family has no log_decay")
         of_all = kernels(call, backward)
-    offsets = None if cu_seqlens is None else zlib.crc32(repr(numbers(cu_seqlens)).encode())
-    more = {"with gradients": backward, "initial_state given": initial is not None, "checksum of cu_seqlens": offsets}
+    q, _, v = call[:3]
+    same = {
+        "operation": repr(gate), "B": v.shape[0], "heads": v.shape[1], "heads of q": q.shape[1], "d_qk": q.shape[-1],
+        "d_hv": v.shape[-1], "dtype": str(q.dtype), **options, "with gradients": backward,
+        "initial_state given": initial is not None,
+        "checksum of cu_seqlens": None if cu_seqlens is None else zlib.crc32(repr(numbers(cu_seqlens)).encode()),
+    }  # fmt: skip
     ranks = agreement_of(group)
-    ranks.begin({**called_with(call, gate), **options, **more}, may_go_ahead=cu_seqlens is None)
-    lengths = ranks.lengths
+    lengths = ranks.lengths(v.shape[2], same, of_documents=cu_seqlens is not None)
     bounds = None if cu_seqlens is None else bounds_of(cu_seqlens, sum(lengths))
     zero = functools.partial(
-        zero_state, gate, heads=call.v.shape[1], d_qk=call.q.shape[-1], d_hv=call.v.shape[-1],
-        device=call.v.device, dtype=torch.promote_types(call.q.dtype, torch.float32),
+        zero_state, gate, heads=v.shape[1], d_qk=q.shape[-1], d_hv=v.shape[-1],
+        device=v.device, dtype=torch.promote_types(q.dtype, torch.float32),
     )  # fmt: skip
     of_ranks = spans(bounds or [0, sum(lengths)], lengths)
-    chain = Chain(ranks, of_ranks, zero(call.v.shape[0]), lambda: decay_of(*of_all, _for_kernels(call, of_all[0])))
 
+    def decay() -> Tensor:
+        return decay_of(*of_all, _for_kernels(call, of_all[0]))
+
+    chain = Chain(ranks, of_ranks, functools.partial(zero, v.shape[0]), decay)
     here, count = chain.here, len(chain.here.bounds) - 1
     begin, end = int(here.enters), count - here.leaves
     outputs: dict[int, tuple[Tensor, State]] = {}
     h_inside = None
     if begin < end:
         places = None if bounds is None else [at - here.bounds[begin] for at in here.bounds[begin : end + 1]]
-        h_inside, last = inside(_documents(call, here, begin, end, bounds is not None), places)
+        h_inside, last = inside(_documents(call, here, begin, end) if bounds else call, places)
         outputs[begin] = h_inside, cast("State", last)
     if chain.crossed:
         first_ones = list(dict.fromkeys([0] * here.enters + [count - 1] * here.leaves))
         pieces: list[Piece] = []
         for n in first_ones:
-            of_piece = _documents(call, here, n, n + 1, bounds is not None)
+            of_piece = _documents(call, here, n, n + 1) if bounds else call
             enters = here.enters and n == 0
             run_by, with_options = kernels(of_piece, backward)
             of_piece = _for_kernels(of_piece._replace(initial=None) if enters else of_piece, run_by)
@@ -524,7 +523,6 @@ def run(
             outputs[begin] = h_inside, outputs[begin][1]
         for place, n in enumerate(first_ones):
             outputs[n] = made[4 * place], State(*made[4 * place + 1 : 4 * place + 4])
-    ranks.end()
     hs, states = zip(*(outputs[n] for n in sorted(outputs)), strict=True)
     h = hs[0] if len(hs) == 1 else torch.cat(hs, 2)
     if bounds is None:
@@ -532,13 +530,11 @@ def run(
     return h, joined([zero(here.first), *states, zero(len(bounds) - 1 - here.first - count)])
 
 
-def _documents(call: Arguments, here: Span, first: int, last: int, packed: bool) -> Arguments:
+def _documents(call: Arguments, here: Span, first: int, last: int) -> Arguments:
     """Return the call of some of a rank's documents, with their states."""
     begin, end = here.bounds[first], here.bounds[last]
     tensors = [x if x is None or x.dim() == 1 else x[:, :, begin:end] for x in call[:5]]
-    states = [*(call.initial or (None, None, None))]
-    if packed:
-        states = [None if x is None else x[here.first + first : here.first + last] for x in states]
+    states = (None if x is None else x[here.first + first : here.first + last] for x in call.initial or (None,) * 3)
     return _call([*tensors, *states])
 
 
