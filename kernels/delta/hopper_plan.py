@@ -13,13 +13,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import pairwise
+from typing import NamedTuple
 
 from tflabench.kernels.common.cover import cdiv
 from tflabench.kernels.common.sizes import Device, Sizes
+from tflabench.kernels.scalar.plan.hopper import LONGER, STEPS_OF_LAUNCH
 from tflabench.kernels.scalar.plan.hopper_segments import Segments
 
-DTYPES = ("bfloat16",)  # of float16 the range is too small: gradients of v with a beta near 0 are quotients of dbeta
+DTYPES = "float16", "bfloat16"
+DTYPES_OF_CHANNELS = ("bfloat16",)  # with a decay a channel
 TILE = 64  # steps of a tile
+# A beta below counts as this, so that its gradient is a quotient at 0 too. In float16 dv, of the size of beta, has no
+# digits left there: kernels have dv / sqrt(beta) instead, as they have errors times sqrt(beta).
+LEAST_STRENGTH = 2.0**-20
 LARGEST_D_QK = 128  # a program has all rows of a state
 LARGEST_D_HV = 256
 WIDTH = 128  # columns of a state and of v in a program
@@ -29,6 +36,7 @@ FILLED = 0.75  # of the multiprocessors: as many programs fill the chip
 SUMS = 5  # vectors of a value a step: db and what passes the tile, of either half of the channels, and dbeta
 SUM_BYTES = 4  # of an element of these: float32
 STATE_BYTES = 4  # of an element of a state between segments: float32
+LONGER_THAN_SEGMENTS = 1.6  # as LONGER, where one sequence is cut into segments: before a walk there is a pass then
 MOST_STEPS = 2**28  # of all heads: kernels count them with 32 bits
 
 
@@ -94,9 +102,16 @@ def parts(beta_max: int) -> int:
     return 2 if beta_max > 1 else 1
 
 
+class Documents(NamedTuple):
+    """Documents that lie end to end along T: how many, and the tiles of their places (`common.places`)."""
+
+    count: int  # pyright: ignore[reportIncompatibleMethodOverride]  (tuple.count, which nobody calls)
+    tiles: int
+
+
 @dataclass(frozen=True)
 class DeltaWalk:
-    """A launch that walks over segments.
+    """A launch that walks over segments, or documents.
 
     Attributes:
         segments: those that it walks over.
@@ -144,6 +159,7 @@ class DeltaPlan:
     queries_keys: DeltaWalk
     states: DeltaWalk | None
     state_gradients: DeltaWalk | None
+    documents: Documents | None = None
 
     @property
     def pieces(self) -> int:
@@ -153,26 +169,46 @@ class DeltaPlan:
 
 @lru_cache(4096)
 def planned(
-    sizes: Sizes, device: Device, chunk_size: int, beta_max: int, *, backward: bool, exchanges: bool = False
-) -> DeltaPlan:
+    sizes: Sizes, device: Device, chunk_size: int, beta_max: int, *, backward: bool, exchanges: bool = False,
+    documents: Documents | None = None,
+) -> DeltaPlan:  # fmt: skip
     """Return what a call launches.
 
     Args:
         chunk_size: steps of a segment.
         backward: there will be one, which needs the transition of the last segment too.
         exchanges: the state to start from comes of the last one, so a pass goes over every segment first.
+        documents: those that lie end to end, which walks take in place of segments.
     """
     cut, pieces = Segments.of(sizes.steps, chunk_size), pieces_of(sizes.d_hv)
+    if documents is not None:
+        cut = Segments(documents.tiles, documents.tiles, 1)
 
     def walk(segments: range, pieces: int) -> DeltaWalk:
         return DeltaWalk(sizes, cut, segments, pieces, device.multiprocessors)
 
-    every = range(cut.count)
+    every = range(cut.count if documents is None else documents.count)
     passed, passed_back = (every if backward or exchanges else every[:-1]), (every if exchanges else every[1:])
     passes = (walk(passed, pieces + 1), walk(passed_back, pieces)) if cut.count > 1 or exchanges else (None, None)
-    fills = sizes.rows // sizes.group * cut.count >= FILLED * device.multiprocessors
+    fills = sizes.rows // sizes.group * len(every) >= FILLED * device.multiprocessors
     of_keys = replace(walk(every, 1), members=sizes.group if fills else 1)
-    return DeltaPlan(sizes, cut, parts(beta_max), walk(every, pieces), walk(every, pieces), of_keys, *passes)
+    return DeltaPlan(sizes, cut, parts(beta_max), walk(every, pieces), walk(every, pieces), of_keys, *passes, documents)
+
+
+def takes_documents(sizes: Sizes, device: Device, lengths: list[int], *, states: bool) -> bool:
+    """Return whether one launch of each walk for all documents is the fastest way.
+
+    It takes as long as the longest document at least. The other ways are, with states, launches for each run of
+    documents of one length, and without one sequence, which may be cut into segments.
+    """
+    at_once = min(device.multiprocessors // pieces_of(sizes.d_hv), sizes.heads * len(lengths))
+    needed = max(*lengths, sum(TILE * cdiv(length, TILE) for length in lengths) * sizes.heads / at_once)
+    shared = sizes.steps * sizes.heads / at_once
+    if states:
+        launches = 1 + sum(a != b for a, b in pairwise(lengths))
+        return launches > 1 and needed < shared + launches * STEPS_OF_LAUNCH
+    segmented = default_chunk_size(sizes, device) < sizes.steps
+    return needed <= (LONGER_THAN_SEGMENTS if segmented else LONGER) * shared
 
 
 def default_chunk_size(sizes: Sizes, device: Device) -> int:

@@ -38,8 +38,8 @@ class DeltaOptions(DeltaTerms, total=False):
     Attributes:
         scale, initial_state, cu_seqlens, chunk_size, layout, group: as in `Options`.
         implementation: "auto", the default, is "hopper" on a Hopper GPU for what it takes, "tfla" on other GPUs and for
-            what else that takes, and "reference" for the rest and on a CPU. "hopper": fused kernels, for bfloat16, d_qk
-            up to 128 and d_hv up to 256. "tfla": TFLA with the delta rule, in Triton, for d_qk up to 256.
+            what else that takes, and "reference" for the rest and on a CPU. "hopper": fused kernels, for bfloat16 and
+            float16, d_qk up to 128 and d_hv up to 256. "tfla": TFLA with the delta rule, in Triton, for d_qk up to 256.
     """
 
     scale: float | None

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from delta_cases import BOUND, Case, computed, distance, draw, expected, failures, operation
+from delta_cases import BOUND, Case, computed, distance, distances_of_documents, draw, expected, failures, operation
 
 from tflabench import ops
 from tflabench.kernels.delta.hopper_plan import LARGEST_D_QK
@@ -28,7 +28,7 @@ CASES = [
     *(Case(1000, 64, 64, "resets", L=L, dtype=dtype, layout="bthd") for L in (16, 64, 256, 1024) for dtype in DTYPES),
     *(Case(1000, 256, 512, dtype=dtype, states=True) for dtype in DTYPES),
 ]  # fmt: skip
-FUSED = [case for case in CASES if case.dtype == torch.bfloat16 and case.d_qk <= LARGEST_D_QK]
+FUSED = [case for case in CASES if case.dtype != torch.float32 and case.d_qk <= LARGEST_D_QK]
 FUSED += [Case(700, 128, 128, gates, heads=40, sharing=4, dtype=torch.bfloat16, states=True) for gates in GATES[::4]]
 
 
@@ -41,6 +41,15 @@ def test_forward_and_every_gradient(case: Case) -> None:
 def test_forward_and_every_gradient_fused(case: Case) -> None:
     skip_without_hopper("hopper")
     assert failures(case, "hopper") == []
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
+def test_documents_are_one_launch(dtype: torch.dtype, implementation: str) -> None:
+    skip_without_hopper(implementation)
+    bounds = (0, 7, 1000, 1000, 1064, 1500, *range(1600, 4100, 100))
+    errors = distances_of_documents("usual", dtype, bounds, implementation)
+    assert max(errors) < (2e-3 if dtype == torch.float16 else 1.5e-2)
 
 
 def skip_without_hopper(implementation: str) -> None:

@@ -208,8 +208,8 @@ def test_each_document_is_by_itself_without_gradients_of_gates(monkeypatch: pyte
         ("schedule", "return tile * 64 - work.shift", "return tile * 64"),  # tiles of other documents
         ("schedule", "gl.load(begins + 1) * PIECES", "gl.load(begins + 1) * PIECES - PIECES"),  # a document is left out
         ("schedule", "(document * num_heads + head)", "(head * num_heads + document)"),  # states of others
-        ("state_walk", "if (tile == work.first_tile) | (tile == work.end_tile - 1):", "if tile == work.first_tile:"),
-        ("backward_dkdv", "if (t == 0) | (t == work.num_tiles - 1):", "if t == work.num_tiles - 1:"),
+        ("state_walk", "(tile == work.first_tile) | (tile == work.end_tile - 1)", "tile == work.first_tile"),
+        ("backward_dkdv", "(t == 0) | (t == work.num_tiles - 1)", "t == work.num_tiles - 1"),
         ("backward_dkdv", "(document * num_heads + head)", "(head * num_heads + document)"),
     ],
 )

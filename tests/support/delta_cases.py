@@ -153,3 +153,25 @@ def failures(case: Case, implementation: str = "tfla") -> list[str]:
     """What is wrong by more than its bound."""
     found = errors(case, implementation)
     return [f"{name}: {error:.1e}, bound {bound:.1e}" for name, (error, bound) in found.items() if not error <= bound]
+
+
+def distances_of_documents(
+    gates: str, dtype: torch.dtype, bounds: tuple[int, ...], implementation: str, chunk_size: int = 64
+) -> list[float]:
+    """The errors of o, the last states and all gradients of documents between bounds, two heads of v for one of q."""
+    inputs, _ = draw(Case(bounds[-1], 16, 32, gates, heads=1, sharing=2, dtype=dtype))
+    inputs["S"] = torch.randn(len(bounds) - 1, 2, 16, 32, device=DEVICE)
+
+    def of(implementation: str, leaves: dict[str, Any]) -> list[Tensor]:
+        given = {name: x for name, x in leaves.items() if name != "S"}
+        o, last = operation(given)(
+            **given, initial_state=State(leaves["S"]), return_last_state=True, implementation=implementation,
+            cu_seqlens=torch.tensor(bounds), chunk_size=chunk_size,
+        )  # fmt: skip
+        weight = torch.arange(o.numel(), device=DEVICE).view(o.shape).sin()
+        loss = (o * weight).sum() + (last.C * last.C.detach().cos()).sum()
+        return [o, last.C, *torch.autograd.grad(loss, [*leaves.values()])]
+
+    found = of(implementation, {name: x.clone().requires_grad_() for name, x in inputs.items()})
+    wanted = of("reference", {name: x.double().requires_grad_() for name, x in inputs.items()})
+    return [float(distance(x, y)) for x, y in zip(found, wanted, strict=True)]

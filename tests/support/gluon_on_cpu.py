@@ -96,7 +96,7 @@ class Family(NamedTuple):
 
 
 SCALAR = Family.of(hopper.__name__, SHARED, KERNELS)
-BENEATH = tuple(f"{hopper.__name__}.{name}" for name in ("conversions", "tiles", "pipeline", "state"))
+BENEATH = tuple(f"{hopper.__name__}.{name}" for name in ("conversions", "tiles", "pipeline", "state", "schedule"))
 DELTA = Family.of(
     delta_hopper.__name__, ("tiles", "schedule", "walk"),
     {"make_inverses": "inverses", "walk_outputs": "forward", "walk_values": "backward_dv",
@@ -107,7 +107,7 @@ KDA = Family.of(
     kda_hopper.__name__, ("tiles",),
     {"make_operands": "operands", "walk_outputs_of_channels": "walks", "walk_values_of_channels": "walks",
      "gradients_of_tiles": "gradients"},
-    *DELTA.sources[:4], f"{hopper.__name__}.schedule", *DELTA.sources[4:],
+    *DELTA.sources,
 )  # fmt: skip
 GLA = Family.of(
     gla_hopper.__name__, ("walk",), {"walk_columns": "columns", "walk_channels": "channels"},

@@ -399,9 +399,12 @@ def refuse_triton(
     return refuses_sizes(problem.d_qk, problem.d_hv, problem.chunk_size)
 
 
-def refuse_walks(refuses_sizes: Callable[[int, int], str | None], problem: Problem, device: str) -> str | None:
+def refuse_walks(
+    refuses_sizes: Callable[[int, int], str | None], problem: Problem, device: str,
+    dtypes: tuple[str, ...] = hopper_plan.DTYPES_OF_CHANNELS,
+) -> str | None:  # fmt: skip
     """Return why the fused kernels of a family, which take what `refuses_sizes` lets pass, cannot run this, or None."""
-    if reason := refuse_kernels(problem, device) or refuses_dtype(problem.dtype, hopper_plan.DTYPES):
+    if reason := refuse_kernels(problem, device) or refuses_dtype(problem.dtype, dtypes):
         return reason
     steps = hopper_plan.refuses_steps(problem.batch * problem.heads, problem.seq_len)
     return refuses_sizes(problem.d_qk, problem.d_hv) or steps
@@ -522,7 +525,8 @@ DELTA = {
     "hopper": Variant(
         "hopper_{}", "fused for Hopper", fused_delta_cost,
         FUSED | {
-            "refuses": partial(refuse_walks, hopper_plan.refuses_sizes), "version": VERSIONS["fused_delta"],
+            "refuses": partial(refuse_walks, hopper_plan.refuses_sizes, dtypes=hopper_plan.DTYPES),
+            "version": VERSIONS["fused_delta"],
             "workspace_bytes": fused_delta_workspace_bytes,
         },
     ),

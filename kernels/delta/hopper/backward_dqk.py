@@ -36,8 +36,10 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from tflabench.kernels.common.launching import enqueue
 from tflabench.kernels.delta.hopper_plan import GRADIENTS_SHAPE, SUMS, TILE, DeltaPlan
 from tflabench.kernels.scalar.hopper.conversions import nearest, widened
+from tflabench.kernels.scalar.hopper.documents import WalkPlaces
 from tflabench.kernels.scalar.hopper.launch import descriptor
 from tflabench.kernels.scalar.hopper.pipeline import Cursor, Ring, aggregate, allocate_ring
+from tflabench.kernels.scalar.hopper.schedule import get_step
 from tflabench.kernels.scalar.hopper.state import state_pointers
 from tflabench.kernels.scalar.hopper.tiles import (
     ACC,
@@ -47,21 +49,24 @@ from tflabench.kernels.scalar.hopper.tiles import (
     VECTOR,
     block,
     load_blocks,
+    send,
 )
-from tflabench.kernels.scalar.hopper.workarounds import (
-    ASSEMBLY,
-    barrier,
-    opaque_zero,
-    tma_add,
-    tma_store,
-    wait_for_products,
-)
+from tflabench.kernels.scalar.hopper.workarounds import ASSEMBLY, barrier, opaque_zero, wait_for_products
 
 from .config import DeltaGradientsConfig
 from .gates import finish_gates
-from .schedule import DeltaCounts, DeltaSchedule, get_schedule, get_state_index, get_work_item
-from .tiles import STEP_OF_EACH_WARP, DeltaGates, decayed, load_steps, products, sums_of_gates
-from .walk import OPERAND_COLUMN, acquire_stage, read_state
+from .schedule import (
+    DeltaCounts,
+    DeltaSchedule,
+    get_items,
+    get_schedule,
+    get_state_index,
+    get_work_item,
+    is_edge,
+    tables_of,
+)
+from .tiles import BEYOND, STEP_OF_EACH_WARP, DeltaGates, decayed, products, sums_of_gates
+from .walk import OPERAND_COLUMN, acquire_stage, load_steps_of, read_state
 
 SUMS_OF_TILE = gl.constexpr(SUMS)
 
@@ -111,7 +116,8 @@ class DeltaGradientScores:
     Fields:
         dp: [slots + 1, 64, 64], by turns: that of a tile has been read when dA of the next is stored.
         da: [slots, 64, 64].
-        decay, query_decay, write_decay: see `walk.DeltaScores`.
+        decay, query_decay, write_decay: see `walk.DeltaScores`; 0 beyond the last step.
+        total: 2^b_63, [slots, 64] float32, all alike.
     """
 
     ring: Ring
@@ -120,6 +126,7 @@ class DeltaGradientScores:
     decay: gl.shared_memory_descriptor
     query_decay: gl.shared_memory_descriptor
     write_decay: gl.shared_memory_descriptor
+    total: gl.shared_memory_descriptor
 
 
 @aggregate
@@ -158,6 +165,7 @@ def allocate_gradient_program(schedule, tensors, config: gl.constexpr, desc):
         decay=gl.allocate_shared_memory(gl.float32, [SLOTS, 64], VECTOR),
         query_decay=gl.allocate_shared_memory(gl.float32, [SLOTS, 64], VECTOR),
         write_decay=gl.allocate_shared_memory(gl.float32, [SLOTS, 64], VECTOR),
+        total=gl.allocate_shared_memory(gl.float32, [SLOTS, 64], VECTOR),
     )
     return GradientProgram(config, schedule, tensors, inputs, scores)
 
@@ -173,10 +181,12 @@ def load_gradient_tiles(program, descs):
     schedule, inputs = program.schedule, program.inputs
     q_desc, k_desc, do_desc, z_desc, dv_desc, state_desc = descs
     value, state, key = inputs.values.begin(), inputs.states.begin(), inputs.keys.begin()
-    for item in range(gl.program_id(0), schedule.num_items, gl.num_programs(0)):
-        work = get_work_item(schedule, item, 1, program.config.members)
+    first, end, stride = get_items(schedule, 1, config.documents)
+    for item in range(first, end, stride):
+        work = get_work_item(schedule, item, 1, config.members, config.documents)
         for tile in range(work.first_tile, work.end_tile):
-            at = (work.batch, work.head, tile * 64, COLUMN)
+            step = get_step(work, tile, config)
+            at = (work.batch, work.head, step, COLUMN)
             full = acquire_stage(inputs.values, value, 6)
             load_blocks(do_desc, at, inputs.do, 2 * value.slot, 2, full)
             load_blocks(z_desc, at, inputs.z, 2 * value.slot, 2, full)
@@ -189,7 +199,7 @@ def load_gradient_tiles(program, descs):
                     at = (0, index, COLUMN + 64 * j, 64 * half)
                     load_blocks(state_desc, at, inputs.D, 4 * state.slot + 2 * half + j, 1, full)
             state = inputs.states.next(state)
-            at = (work.batch, work.qk_head, tile * 64, 0)
+            at = (work.batch, work.qk_head, step, 0)
             full = acquire_stage(inputs.keys, key, 4)
             load_blocks(k_desc, at, inputs.k, 2 * key.slot, 2, full)
             load_blocks(q_desc, at, inputs.q, 2 * key.slot, 2, full)
@@ -218,14 +228,16 @@ def gradient_score_partition(program, scale, prefix, root):
     schedule, inputs, scores, gates = program.schedule, program.inputs, program.scores, program.tensors.gates
     value, slot = inputs.values.begin(), scores.ring.begin()
     turn = 0
-    for item in range(gl.program_id(0), schedule.num_items, gl.num_programs(0)):
-        work = get_work_item(schedule, item, 1, program.config.members)
-        next_g, next_root = load_steps(gates, work.row, work.first_tile, schedule.num_steps, config.gated)
+    first, end, stride = get_items(schedule, 1, config.documents)
+    for item in range(first, end, stride):
+        work = get_work_item(schedule, item, 1, config.members, config.documents)
+        next_g, next_root = load_steps_of(schedule, gates, work, work.first_tile, config)
         for tile in range(work.first_tile, work.end_tile):
-            prefix.store(sums_of_gates(next_g))
-            root.store(next_root)
+            b, s = sums_of_gates(next_g), next_root
+            prefix.store(gl.where(s > 0, b, BEYOND))
+            root.store(s)
             after = gl.minimum(tile + 1, work.end_tile - 1)
-            next_g, next_root = load_steps(gates, work.row, after, schedule.num_steps, config.gated)
+            next_g, next_root = load_steps_of(schedule, gates, work, after, config)
             barrier()
             # Made anew for every tile, as masks would be kept in registers.
             row = gl.arange(0, 64, layout=ACC_ROW)[:, None] + opaque_zero(tile)
@@ -236,16 +248,19 @@ def gradient_score_partition(program, scale, prefix, root):
             scores.dp.index(turn).store(nearest(dp, dtype))
             dv_z = products(inputs.dv, value.slot, inputs.z, value.slot)
             s = root.load(ACC_ROW)
+            if dtype == gl.float16:
+                dv_z *= s[:, None]
             dbeta = gl.sum(gl.where(row == column, dv_z, 0.0), axis=1) / (s * s * s)
             da = nearest(gl.where(row > column, -decayed(dv_z, prefix, root), 0.0), dtype)
             scores.ring.producer_acquire(slot)  # late, for there is but one slot
             scores.da.index(slot.slot).store(da)
-            b = prefix.load(STEP_OF_EACH_WARP)
-            decay = gl.exp2(b)
-            scores.decay.index(slot.slot).store(decay)
+            s, b = root.load(STEP_OF_EACH_WARP), prefix.load(STEP_OF_EACH_WARP)
+            decay = gl.exp2(b)  # 0 beyond the last step
+            total = gl.min(gl.where(s > 0, b, 0.0), axis=0)
+            scores.total.index(slot.slot).store(gl.exp2(total + gl.zeros([64], gl.float32, layout=STEP_OF_EACH_WARP)))
+            scores.decay.index(slot.slot).store(decay * s if dtype == gl.float16 else decay)
             scores.query_decay.index(slot.slot).store(decay * scale)
-            write_decay = root.load(STEP_OF_EACH_WARP) * gl.exp2(gl.min(b, axis=0) - b)
-            scores.write_decay.index(slot.slot).store(write_decay)
+            scores.write_decay.index(slot.slot).store(gl.where(s > 0, s * gl.exp2(total - b), 0.0))
             fence_async_shared()
             barrier()
             scores.ring.producer_commit(slot)
@@ -292,15 +307,6 @@ def sum_folded(x):
 
 
 @gluon.jit
-def send(desc, at, source, ADD: gl.constexpr):
-    """Start the copy of a block to memory, or add it to what is there."""
-    if ADD:
-        tma_add(desc, at, source)
-    else:
-        tma_store(desc, at, source)
-
-
-@gluon.jit
 def multiply_states(state, D, first):
     """Return the products of S with D, summed over two rows of S of a thread each: [4, 8, 64]."""
     left = fold_rows(state[0] * widened(block(D, first).permute((1, 0)).load(ACC)))
@@ -325,7 +331,7 @@ def gradients_of_writes(program, places, state, HALF: gl.constexpr):
     written = wait_for_products(0, deps=(written,))
     barrier()
     inputs.states.consumer_release(D_place)
-    total = gl.sum(scores.decay.index(slot).slice(63, 1).load(STEP_OF_EACH_WARP), axis=0)
+    total = gl.sum(scores.total.index(slot).slice(63, 1).load(STEP_OF_EACH_WARP), axis=0)
     written *= scores.write_decay.index(slot + zero).load(ACC_COLUMN)[None, :]
     kT = block(inputs.k, 2 * key + HALF + zero).permute((1, 0))
     qT = block(inputs.q, 2 * key + HALF + zero).permute((1, 0))
@@ -354,7 +360,8 @@ def walk_gradient_tile(program, descs, work, tile, places, state, HALF: gl.const
     dtype: gl.constexpr = inputs.k.dtype
     dq_desc, dk_desc = descs
     value, key, slot, dp_slot, D_place, later = places
-    at = [work.batch, work.head if config.of_each else work.qk_head, tile * 64, 64 * HALF]
+    at = [work.batch, work.head if config.of_each else work.qk_head, get_step(work, tile, config), 64 * HALF]
+    edge = is_edge(work, tile)
     of_writes = value, slot, dp_slot, D_place, key, opaque_zero(tile, 0)
     written, passing, total = gradients_of_writes(program, of_writes, state, HALF)
     kT = block(inputs.k, 2 * key + HALF + opaque_zero(tile, 0)).permute((1, 0))
@@ -376,7 +383,7 @@ def walk_gradient_tile(program, descs, work, tile, places, state, HALF: gl.const
     qT.store(nearest(dq, dtype))
     fence_async_shared()
     barrier()
-    send(dq_desc, at, inputs.q.index(2 * key + HALF), ADD)
+    send(dq_desc, at, inputs.q.index(2 * key + HALF), ADD, config.documents, edge)
 
     # dK^T = W^T - (dV S^T)^T 2^b + K^T dA^T; db has k . (dk - 2 W)
     zero = opaque_zero(tile, 2)
@@ -400,7 +407,7 @@ def walk_gradient_tile(program, descs, work, tile, places, state, HALF: gl.const
     kT.store(nearest(dk, dtype))
     fence_async_shared()
     barrier()
-    send(dk_desc, at, inputs.k.index(2 * key + HALF), ADD)
+    send(dk_desc, at, inputs.k.index(2 * key + HALF), ADD, config.documents, edge)
     db = sum_folded(db)
     t = gl.arange(0, 64, layout=db.type.layout)
     gl.store(sums_of_tile(program, work, tile, 2 * HALF) + t, db)
@@ -412,12 +419,14 @@ def walk_gradient_tile(program, descs, work, tile, places, state, HALF: gl.const
 @gluon.jit
 def gradient_state_partition(program, descs, HALF: gl.constexpr):
     """Carry 64 rows of S as float32 accumulators, and write as many columns of dq and dk."""
+    config: gl.constexpr = program.config
     schedule, inputs, scores = program.schedule, program.inputs, program.scores
     value, D_place, key = inputs.values.begin(), inputs.states.begin(), inputs.keys.begin()
     slot = scores.ring.begin()
     count, turn = 0, 0
-    for item in range(gl.program_id(0), schedule.num_items, gl.num_programs(0)):
-        work = get_work_item(schedule, item, 1, program.config.members)
+    first, end, stride = get_items(schedule, 1, config.documents)
+    for item in range(first, end, stride):
+        work = get_work_item(schedule, item, 1, config.members, config.documents)
         state = load_rows_of_state(program, work, HALF)
         for tile in range(work.first_tile, work.end_tile):
             inputs.values.consumer_wait(value)
@@ -478,13 +487,15 @@ class KeyGradients(NamedTuple):
 
 
 def launch_queries_keys(
-    inputs: tuple[Tensor, ...], *, gates: DeltaGates, gated: bool, initial: Tensor | None, scale: float, plan: DeltaPlan
-) -> KeyGradients:
+    inputs: tuple[Tensor, ...], *, gates: DeltaGates, gated: bool, initial: Tensor | None, scale: float,
+    plan: DeltaPlan, places: WalkPlaces | None,
+) -> KeyGradients:  # fmt: skip
     """Return the gradients of q, k and the gates.
 
     Args:
         inputs: q, k, do, Z, dv and D, see `backward_dv.launch_values`.
         initial: the states before segments, (B, H, segments, d_qk, d_hv) float32, or None for zero.
+        places: of documents.
     """
     q, beta = inputs[0], gates.beta
     B, H, _, T, d_qk, d_hv = plan.sizes
@@ -494,19 +505,24 @@ def launch_queries_keys(
         dq, dk = (torch.empty((B, H, T, d_qk), dtype=q.dtype, device=q.device) for _ in range(2))
     else:  # with the strides of q and k, so that nobody copies
         dq, dk = (torch.empty_like(x) for x in inputs[:2])
+    tables = tables_of(places, walk)
+    if places is not None:
+        places.clear(dq)
+        places.clear(dk)
     sums = beta.new_empty((plan.pieces, B * H, plan.cut.tiles, SUMS, TILE))
     descs = tuple(map(descriptor, (*inputs, dq, dk)))
     for member, piece in product(range(walk.members), range(plan.pieces)):
         config = DeltaGradientsConfig.of(
             GRADIENTS_SHAPE, d_qk=d_qk, d_hv=d_hv, gated=gated, piece=piece, members=walk.members,
-            adds=member + piece > 0, of_each=of_each, loads=initial is not None,
+            adds=member + piece > 0, of_each=of_each, loads=initial is not None, documents=tables is not None,
         )  # fmt: skip
         tensors = DeltaGradientTensors(gates, beta if initial is None else initial, sums[piece])
         enqueue(
-            walk_queries_keys, walk.programs, *descs, tensors, scale, DeltaCounts.of(walk, member),
+            walk_queries_keys, walk.programs, *descs, tensors, scale, DeltaCounts.of(walk, member, tables),
             config=config, num_warps=4, maxnreg=128, **ASSEMBLY,
         )  # fmt: skip
     dg, dbeta = torch.empty_like(beta) if gated else None, torch.empty_like(beta)
-    given = sums, gates.g, dbeta if dg is None else dg, dbeta, T, plan.cut.tiles
+    steps = None if places is None else places.steps
+    given = sums, gates.g, dbeta if dg is None else dg, dbeta, steps, T, plan.cut.tiles
     enqueue(finish_gates, B * H * plan.cut.tiles, *given, PIECES=plan.pieces, GATED=gated, num_warps=1)
     return KeyGradients(dq, dk, dg, dbeta)

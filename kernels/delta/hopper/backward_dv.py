@@ -12,11 +12,12 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from tflabench.kernels.delta.hopper_plan import DeltaWalk, DeltaWalkShape
 from tflabench.kernels.scalar.hopper.conversions import nearest, nearest_of_negative, widened
 from tflabench.kernels.scalar.hopper.launch import descriptor
-from tflabench.kernels.scalar.hopper.tiles import ACC, ACC_COLUMN, ACC_OPERAND, VECTOR, block
-from tflabench.kernels.scalar.hopper.workarounds import barrier, opaque_zero, tma_store, wait_for_products
+from tflabench.kernels.scalar.hopper.schedule import get_step
+from tflabench.kernels.scalar.hopper.tiles import ACC, ACC_COLUMN, ACC_OPERAND, VECTOR, block, send
+from tflabench.kernels.scalar.hopper.workarounds import barrier, opaque_zero, wait_for_products
 
 from .config import DeltaWalkConfig
-from .schedule import get_schedule, get_tile, get_work_item
+from .schedule import DocumentTables, get_items, get_schedule, get_tile, get_work_item, is_edge
 from .tiles import DeltaGates
 from .walk import (
     OPERAND_COLUMN,
@@ -96,13 +97,16 @@ def walk_tile_back(program, descs, buffers, work, turn, places, state, HALF: gl.
     left = warpgroup_mma(decayed_do, block(inputs.query, 2 * (stage + zero)), left, is_async=True)
     right = warpgroup_mma(decayed_do, block(inputs.query, 2 * (stage + zero) + 1), right, is_async=True)
     dv, solved = wait_for_products(2, deps=(dv, solved))
-    dv *= load_root(scores, slot + zero, ACC_COLUMN, config.channels)[None, :]
+    root = load_root(scores, slot + zero, ACC_COLUMN, config.channels)[None, :]
+    if dtype != gl.float16:
+        dv *= root
 
     # D^T <- D^T - (2^b dV)^T K
     zero = opaque_zero(turn, 3)
     read_dv = dv
     if not config.channels:
-        read_dv = dv * scores.decay.index(slot + zero).load(ACC_COLUMN)[None, :]
+        decay = scores.decay.index(slot + zero).load(ACC_COLUMN)[None, :]
+        read_dv = dv * (decay * root if dtype == gl.float16 else decay)
     read_dv = nearest_of_negative(read_dv, dtype)
     read_dv = gl.convert_layout(read_dv, ACC_OPERAND)
     left = warpgroup_mma(read_dv, block(inputs.key, 2 * (stage + zero)), left, is_async=True)
@@ -113,7 +117,8 @@ def walk_tile_back(program, descs, buffers, work, turn, places, state, HALF: gl.
         block(dv_smem, 0).permute((1, 0)).store(nearest(dv, dtype))
         fence_async_shared()
         barrier()
-        tma_store(dv_desc, [work.batch, work.head, tile * 64, column], dv_smem.index(0))
+        at = [work.batch, work.head, get_step(work, tile, config), column]
+        send(dv_desc, at, dv_smem.index(0), False, config.documents, is_edge(work, tile))
     if config.channels:
         left, right, read_dv = wait_for_products(0, deps=(left, right, read_dv))
     else:
@@ -127,8 +132,9 @@ def state_partition_back(program, descs, buffers, HALF: gl.constexpr):
     config: gl.constexpr = program.config
     schedule, inputs, scores = program.schedule, program.inputs, program.scores
     stage, slot = inputs.keys.begin(), scores.ring.begin()
-    for item in range(gl.program_id(0), schedule.num_items, gl.num_programs(0)):
-        work = get_work_item(schedule, item, config.pieces)
+    first, end, stride = get_items(schedule, config.pieces, config.documents)
+    for item in range(first, end, stride):
+        work = get_work_item(schedule, item, config.pieces, 1, config.documents)
         state = load_state(program, work, HALF)
         for turn in range(work.first_tile, work.end_tile):
             scores.ring.consumer_wait(slot)
@@ -176,18 +182,21 @@ def walk_values(
 def launch_values(
     walk: DeltaWalk, inputs: tuple[Tensor, Tensor, Tensor, Tensor], dv: Tensor | None, D: Tensor | None, *,
     gates: DeltaGates, gated: bool, states: DeltaWalkStates, scale: float, parts: int,
+    tables: DocumentTables | None = None,
 ) -> None:  # fmt: skip
     """Write dv (B, H, T, d_hv), D after every tile, and before the first one if there is room for it.
 
     Args:
         inputs: q, k, do and X.
+        dv: of float16 dv / s, see `hopper_plan.LEAST_STRENGTH`.
         D: (1, B * H * tiles, d_hv, d_qk), in the dtype of q; dv and it are None for a pass, which writes states alone.
         states: gradients of states: initial after segments, final before them.
     """
     config = DeltaWalkConfig.of(
         DeltaWalkShape(parts), d_qk=walk.sizes.d_qk, d_hv=walk.sizes.d_hv, gated=gated, reverse=True,
         states_only=dv is None, loads=states.initial is not None, stores=states.final is not None,
+        documents=tables is not None,
     )  # fmt: skip
     unused = inputs[2]
     descs = map(descriptor, (*inputs, unused if dv is None else dv, unused if D is None else D))
-    enqueue_walk(walk_values, tuple(descs), gates, states, scale, walk, config)
+    enqueue_walk(walk_values, tuple(descs), gates, states, scale, walk, config, tables)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -19,10 +20,12 @@ from torch import Tensor
 from tflabench.kernels.common import device
 from tflabench.kernels.common.contract import Arguments, KernelOptions, Kernels
 from tflabench.kernels.common.descriptors import aligned, made_like
+from tflabench.kernels.common.places import tiles_of
 from tflabench.kernels.common.sizes import Sizes
 from tflabench.kernels.common.tensors import sum_shared
 from tflabench.kernels.delta import hopper_plan as plans
 from tflabench.kernels.scalar.hopper.chunkwise import RARE_STATES, refuses_hardware
+from tflabench.kernels.scalar.hopper.documents import WalkPlaces, places_of
 from tflabench.kernels.scalar.plan.hopper_segments import Segments
 from tflabench.kernels.state import State
 from tflabench.kernels.types import Gating
@@ -32,6 +35,7 @@ from .backward_dv import launch_values
 from .forward import launch_outputs
 from .inverses import launch_inverses
 from .joins import joined
+from .schedule import tables_of
 from .tiles import DeltaGates
 from .walk import DeltaWalkStates
 
@@ -46,13 +50,20 @@ def kernels() -> Kernels:
         default_chunk_size=default_chunk_size,
         shares_heads=True,
         auto_from=RARE_STATES,
+        takes_documents=takes_documents,
     )
+
+
+def takes_documents(bounds: list[int], q: Tensor, v: Tensor, *, states: bool) -> bool:
+    """Return whether one launch is the fastest way for documents of q, v (1, H, T, d) between bounds."""
+    lengths = [end - begin for begin, end in pairwise(bounds)]
+    return plans.takes_documents(Sizes.of(q, v), device.figures(v.device), lengths, states=states)
 
 
 def refuses(q: Tensor, v: Tensor, *, gate: Gating, chunk_size: int, config: object = None) -> str | None:
     """Return why these kernels cannot run on q (B, H, T, d_qk) and v (B, H, T, d_hv), or None if they can."""
-    del gate, chunk_size  # all of them
-    if reason := refuses_hardware(q, plans.DTYPES):
+    del chunk_size  # all of them
+    if reason := refuses_hardware(q, plans.DTYPES_OF_CHANNELS if gate.forget_of == "channel" else plans.DTYPES):
         return reason
     B, H, T, d_hv = v.shape
     if reason := plans.refuses_sizes(q.shape[-1], d_hv) or plans.refuses_steps(B * H, T):
@@ -69,24 +80,27 @@ def default_chunk_size(q: Tensor, v: Tensor, *, gate: Gating, backward: bool = T
 
 def forward(arguments: Arguments, options: KernelOptions) -> tuple[Tensor, State | None, tuple[Tensor, ...]]:
     """Return o like v, the last state or None, and what `backward` needs, if there will be one (`empty_saved`)."""
-    plan = planned(arguments, options)
+    plan, places = planned(arguments, options), _places(options, arguments.v)
     (q, k, v), gates = _inputs(arguments)
     call: dict[str, Any] = {
         "gates": gates, "gated": arguments.f is not None, "scale": options.scale, "parts": plan.parts,
+        "tables": tables_of(places, plan.outputs),
     }  # fmt: skip
-    inputs = q, k, v, launch_inverses(k, gates, call["gated"], plan)
+    inputs = q, k, v, launch_inverses(k, gates, call["gated"], plan, None if places is None else places.steps)
     launch = partial(launch_outputs, inputs=inputs, **call)
-    o, last, z, of_segments = walk_forward(launch, plan, arguments, options)
+    o, last, z, of_segments = walk_forward(launch, plan, arguments, options, places)
     return o, last, () if z is None else (inputs[3], z, *of_segments)
 
 
 def walk_forward(
-    launch: Callable[..., None], plan: plans.DeltaPlan, arguments: Arguments, options: KernelOptions
-) -> tuple[Tensor, State | None, Tensor | None, tuple[Tensor, ...]]:
+    launch: Callable[..., None], plan: plans.DeltaPlan, arguments: Arguments, options: KernelOptions,
+    places: WalkPlaces | None = None,
+) -> tuple[Tensor, State | None, Tensor | None, tuple[Tensor, ...]]:  # fmt: skip
     """Return o, the last state and errors, where they are asked for, and states before segments and their transitions.
 
     Args:
         launch: takes a walk, and as keywords o, z and states, see `launch_outputs`.
+        places: of documents.
     """
     v, starts, of_segments = arguments.v, _matrix(arguments.initial), ()
     if plan.states is not None:
@@ -101,7 +115,10 @@ def walk_forward(
     o = torch.empty_like(v)
     out = o if aligned(o) is o else torch.empty(v.shape, dtype=v.dtype, device=v.device)
     z = torch.empty(v.shape, dtype=v.dtype, device=v.device) if options.backward else None
-    last = _empty_state(plan.sizes, v) if options.return_last_state else None
+    last = _empty_state(plan, v) if options.return_last_state else None
+    if places is not None:
+        for x in (out,) if z is None else (out, z):
+            places.clear(x)
     launch(plan.outputs, o=out, z=z, states=DeltaWalkStates(starts, last))
     if out is not o:
         o.copy_(out)
@@ -114,9 +131,10 @@ def empty_saved(q: Tensor, v: Tensor, options: KernelOptions) -> tuple[Tensor, .
         return ()
     (B, H, T, d_hv), d_qk = v.shape, q.shape[-1]
     cut = Segments.of(T, options.chunk_size)
-    x = q.new_empty((B, H, cut.tiles * plans.TILE, plans.parts(options.gate.beta_max) * plans.TILE))
+    tiles = cut.tiles if options.bounds is None else tiles_of(options.bounds, plans.TILE)
+    x = q.new_empty((B, H, tiles * plans.TILE, plans.parts(options.gate.beta_max) * plans.TILE))
     saved = x, torch.empty_like(v, memory_format=torch.contiguous_format)
-    if cut.count == 1:
+    if cut.count == 1 or options.bounds is not None:
         return saved
     return *saved, *(q.new_empty((B, H, cut.count, d_qk, d), dtype=torch.float32) for d in (d_hv, d_qk))
 
@@ -125,16 +143,21 @@ def backward(
     do: Tensor, d_last: State | None, arguments: Arguments, saved: tuple[Tensor, ...], options: KernelOptions
 ) -> tuple[Tensor | None, ...]:
     """Return gradients (dq, dk, dv, dg, dbeta, dC, None); those of absent inputs are None."""
-    plan, (x, z, *of_segments) = planned(arguments, options), saved
+    plan, (x, z, *of_segments), places = planned(arguments, options), saved, _places(options, do)
     (q, k, _), gates = _inputs(arguments)
     gated, do = arguments.f is not None, aligned(do)
-    call: dict[str, Any] = {"gates": gates, "gated": gated, "scale": options.scale, "parts": plan.parts}
+    call: dict[str, Any] = {
+        "gates": gates, "gated": gated, "scale": options.scale, "parts": plan.parts,
+        "tables": tables_of(places, plan.values),
+    }  # fmt: skip
     starts, transitions = of_segments or (_matrix(arguments.initial), None)
     launch = partial(launch_values, inputs=(q, k, do, x), **call)
-    dv, D, d_initial = walk_back(launch, plan, arguments, d_last, transitions, options.exchange)
+    dv, D, d_initial = walk_back(launch, plan, arguments, d_last, transitions, options.exchange, places)
     found = launch_queries_keys(
-        (q, k, do, z, dv, D), gates=gates, gated=gated, initial=starts, scale=options.scale, plan=plan
+        (q, k, do, z, dv, D), gates=gates, gated=gated, initial=starts, scale=options.scale, plan=plan, places=places
     )
+    if dv.dtype == torch.float16:
+        dv.mul_(gates.beta.clamp(min=plans.LEAST_STRENGTH).sqrt()[..., None])
     return as_gradients(arguments, options, dv, d_initial, found)
 
 
@@ -156,14 +179,14 @@ def as_gradients(
 
 def walk_back(
     launch: Callable[..., None], plan: plans.DeltaPlan, arguments: Arguments, d_last: State | None,
-    transitions: Tensor | None, exchange: Callable[[State], State | None] | None,
+    transitions: Tensor | None, exchange: Callable[[State], State | None] | None, places: WalkPlaces | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
     """Return dv, the gradients D of states after tiles, and that of the initial state if there is one.
 
     Args:
         launch: takes a walk, and as keywords dv, D and states, see `launch_values`.
         transitions: of segments, if there are any.
-        exchange: see `KernelOptions`.
+        exchange: see `KernelOptions`.  places: of documents.
     """
     v, ends = arguments.v, _matrix(d_last)
     if plan.state_gradients is not None:
@@ -177,8 +200,10 @@ def walk_back(
             ends = join(_matrix(exchange(State(start))))
     dv = torch.empty_like(v)
     dv = dv if aligned(dv) is dv else torch.empty(dv.shape, dtype=dv.dtype, device=dv.device)
+    if places is not None:
+        places.clear(dv)
     D = empty_tile_states(plan, v)
-    d_initial = None if arguments.initial is None else _empty_state(plan.sizes, v)
+    d_initial = None if arguments.initial is None else _empty_state(plan, v)
     launch(plan.values, dv=dv, D=D, states=DeltaWalkStates(ends, d_initial))
     return dv, D, d_initial
 
@@ -190,12 +215,16 @@ def empty_tile_states(plan: plans.DeltaPlan, like: Tensor) -> Tensor:
 
 def planned(arguments: Arguments, options: KernelOptions) -> plans.DeltaPlan:
     """Return what a call launches."""
-    q, v = arguments.q, arguments.v
-    sizes, beta_max = Sizes.of(q, v), options.gate.beta_max
+    q, v, bounds = arguments.q, arguments.v, options.bounds
+    documents = None if bounds is None else plans.Documents(len(bounds) - 1, tiles_of(bounds, plans.TILE))
     return plans.planned(
-        sizes, device.figures(q.device), options.chunk_size, beta_max, backward=options.backward,
-        exchanges=options.exchange is not None,
+        Sizes.of(q, v), device.figures(q.device), options.chunk_size, options.gate.beta_max,
+        backward=options.backward, exchanges=options.exchange is not None, documents=documents,
     )  # fmt: skip
+
+
+def _places(options: KernelOptions, like: Tensor) -> WalkPlaces | None:
+    return None if options.bounds is None else places_of(options, like.device)
 
 
 def _inputs(arguments: Arguments) -> tuple[tuple[Tensor, Tensor, Tensor], DeltaGates]:
@@ -210,8 +239,9 @@ def _matrix(state: State | None) -> Tensor | None:
     return None if state is None else state.C.float().contiguous()
 
 
-def _empty_state(sizes: Sizes, like: Tensor) -> Tensor:
-    return like.new_empty((sizes.batch, sizes.heads, sizes.d_qk, sizes.d_hv), dtype=torch.float32)
+def _empty_state(plan: plans.DeltaPlan, like: Tensor) -> Tensor:
+    sizes, count = plan.sizes, plan.sizes.batch if plan.documents is None else plan.documents.count
+    return like.new_empty((count, sizes.heads, sizes.d_qk, sizes.d_hv), dtype=torch.float32)
 
 
 def _empty_states(plan: plans.DeltaPlan, like: Tensor, columns: int) -> Tensor:

@@ -19,6 +19,7 @@ class DeltaWalkConfig(KernelConfig, DeltaWalkShape):
         keeps_errors: write errors for backward.  keeps_states: write the states before tiles for it, in 16 bits.
         states_only: nothing but what segments add to a state is written and, forward, their transitions.
         loads, stores: the states before segments are given, and the one after the last of them is written.
+        documents: they lie end to end along T, and each has states of its own.
     """
 
     d_qk: int
@@ -31,6 +32,7 @@ class DeltaWalkConfig(KernelConfig, DeltaWalkShape):
     states_only: bool = False
     loads: bool = False
     stores: bool = False
+    documents: bool = False
     num_slots: int = 2
     num_outputs: int = 2  # blocks of o of a partition in flight
 
@@ -55,7 +57,7 @@ class DeltaGradientsConfig(KernelConfig, DeltaGradientsShape):
     """Describe what the walk for dq and dk is compiled for, see `backward_dqk`.
 
     Attributes:
-        gated, loads: see `DeltaWalkConfig`.
+        gated, loads, documents: see `DeltaWalkConfig`.
         piece: which 128 columns of v.
         members: see `DeltaWalk`.
         adds: dq and dk are added to what is there.
@@ -70,3 +72,4 @@ class DeltaGradientsConfig(KernelConfig, DeltaGradientsShape):
     adds: bool
     of_each: bool
     loads: bool = False
+    documents: bool = False

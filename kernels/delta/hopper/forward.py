@@ -9,11 +9,12 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from tflabench.kernels.delta.hopper_plan import DeltaWalk, outputs_shape
 from tflabench.kernels.scalar.hopper.conversions import nearest, widened
 from tflabench.kernels.scalar.hopper.launch import descriptor
-from tflabench.kernels.scalar.hopper.tiles import ACC, ACC_COLUMN, ACC_OPERAND, VECTOR, block
-from tflabench.kernels.scalar.hopper.workarounds import barrier, opaque_zero, tma_store, wait_for_products
+from tflabench.kernels.scalar.hopper.schedule import get_step
+from tflabench.kernels.scalar.hopper.tiles import ACC, ACC_COLUMN, ACC_OPERAND, VECTOR, block, send
+from tflabench.kernels.scalar.hopper.workarounds import barrier, opaque_zero, wait_for_products
 
 from .config import DeltaWalkConfig
-from .schedule import get_schedule, get_work_item
+from .schedule import DocumentTables, get_items, get_schedule, get_work_item, is_edge
 from .tiles import DeltaGates
 from .walk import (
     OPERAND_COLUMN,
@@ -63,7 +64,8 @@ def walk_tile(program, descs, buffers, work, turn, places, state, HALF: gl.const
     out_smem, state_smem = buffers
     key, stage, slot, out_slot = places
     column = 128 * work.piece + 64 * HALF
-    at = [work.batch, work.head, turn * 64, column]
+    at = [work.batch, work.head, get_step(work, turn, config), column]
+    edge = is_edge(work, turn)
     if config.keeps_states:
         send_state(state_desc, program, work, turn, column, state, state_smem)
     operands = state_operands(state, dtype)
@@ -87,7 +89,7 @@ def walk_tile(program, descs, buffers, work, turn, places, state, HALF: gl.const
     barrier()  # Z is there, q and k have been read, and a block for o is free
     inputs.keys.consumer_release(key)
     if config.keeps_errors:
-        tma_store(z_desc, at, inputs.value.index(2 * stage + HALF))
+        send(z_desc, at, inputs.value.index(2 * stage + HALF), False, config.documents, edge)
 
     if not config.states_only:
         # O^T = (scale 2^b Q S)^T + Z^T P^T
@@ -111,7 +113,7 @@ def walk_tile(program, descs, buffers, work, turn, places, state, HALF: gl.const
         out_block.reshape([64, 64]).permute((1, 0)).store(nearest(out, dtype))
         fence_async_shared()
         barrier()
-        tma_store(o_desc, at, out_block)
+        send(o_desc, at, out_block, False, config.documents, edge)
     left, right = wait_for_products(0, deps=(left, right))
     if config.keeps_errors:
         tma.store_wait(pendings=1)  # Z has been read, and the state
@@ -125,8 +127,9 @@ def state_partition(program, descs, buffers, HALF: gl.constexpr):
     schedule, inputs, scores = program.schedule, program.inputs, program.scores
     key, value, slot = inputs.keys.begin(), inputs.values.begin(), scores.ring.begin()
     out_slot = 0
-    for item in range(gl.program_id(0), schedule.num_items, gl.num_programs(0)):
-        work = get_work_item(schedule, item, config.pieces)
+    first, end, stride = get_items(schedule, config.pieces, config.documents)
+    for item in range(first, end, stride):
+        work = get_work_item(schedule, item, config.pieces, 1, config.documents)
         state = load_state(program, work, HALF)
         for turn in range(work.first_tile, work.end_tile):
             scores.ring.consumer_wait(slot)
@@ -172,17 +175,20 @@ def walk_outputs(
 def launch_outputs(
     walk: DeltaWalk, inputs: tuple[Tensor, Tensor, Tensor, Tensor], o: Tensor | None, z: Tensor | None, *,
     gates: DeltaGates, gated: bool, states: DeltaWalkStates, scale: float, parts: int,
+    tables: DocumentTables | None = None,
 ) -> None:  # fmt: skip
     """Write o (B, H, T, d_hv), Z like it if it is given, and the state after the last step if there is room for it.
 
     Args:
         inputs: q, k, v and X.
         o: None for a pass, which writes states alone.
+        tables: of documents, each of which has states of its own; o and z are then added to where these begin and end.
     """
     config = DeltaWalkConfig.of(
         outputs_shape(parts), d_qk=walk.sizes.d_qk, d_hv=walk.sizes.d_hv, gated=gated, states_only=o is None,
         keeps_errors=z is not None, loads=states.initial is not None, stores=states.final is not None,
+        documents=tables is not None,
     )  # fmt: skip
     unused = inputs[2]
     descs = map(descriptor, (*inputs, unused if o is None else o, unused if z is None else z))
-    enqueue_walk(walk_outputs, tuple(descs), gates, states, scale, walk, config)
+    enqueue_walk(walk_outputs, tuple(descs), gates, states, scale, walk, config, tables)

@@ -157,12 +157,16 @@ def invert(a, d, scratch):
 
 @gluon.jit(do_not_specialize=["num_steps", "num_tiles", "num_heads", "heads_per_qk"])
 def make_inverses(
-    k_desc, x_desc, gates, num_steps, num_tiles, num_heads, heads_per_qk, GATED: gl.constexpr, PARTS: gl.constexpr
+    k_desc, x_desc, gates, steps, num_steps, num_tiles, num_heads, heads_per_qk,
+    GATED: gl.constexpr, PARTS: gl.constexpr, DOCUMENTS: gl.constexpr,
 ):  # fmt: skip
     """Write X of a tile, (B, H, num_tiles * 64, PARTS * 64): itself rounded and, of two parts, what is left."""
     dtype: gl.constexpr = k_desc.dtype
     row, tile = gl.program_id(0) // num_tiles, gl.program_id(0) % num_tiles
     batch, head = row // num_heads, row % num_heads
+    step = tile * 64
+    if DOCUMENTS:
+        step = gl.maximum(gl.load(steps + step), 0)  # in a gap, where there is none, X is of no use
     scratch = gl.allocate_shared_memory(gl.float16, [4, 64, 64], SQUARE)
     blocks = reinterpret(scratch, dtype, [4, 1, 1, 64, 64], k_desc.layout)  # k in the last two, then X
     prefix = gl.allocate_shared_memory(gl.float32, [64], VECTOR)
@@ -170,8 +174,8 @@ def make_inverses(
     loaded = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     mbarrier.init(loaded, count=1)
     mbarrier.expect(loaded, 2 * BLOCK_BYTES)
-    load_blocks(k_desc, (batch, head // heads_per_qk, tile * 64, 0), blocks, 2, 2, loaded)
-    g, s = load_steps(gates, row, tile, num_steps, GATED)
+    load_blocks(k_desc, (batch, head // heads_per_qk, step, 0), blocks, 2, 2, loaded)
+    g, s = load_steps(gates, row, tile, num_steps, GATED, steps, DOCUMENTS)
     prefix.store(sums_of_gates(g))
     root.store(s)
     barrier()
@@ -189,12 +193,17 @@ def make_inverses(
     tma.store_wait(pendings=0)
 
 
-def launch_inverses(k: Tensor, gates: DeltaGates, gated: bool, plan: DeltaPlan) -> Tensor:
-    """Return X of all tiles, (B, H, tiles * 64, parts * 64), in the dtype of k (B, H or fewer, T, d_qk)."""
+def launch_inverses(k: Tensor, gates: DeltaGates, gated: bool, plan: DeltaPlan, steps: Tensor | None) -> Tensor:
+    """Return X of all tiles, (B, H, tiles * 64, parts * 64), in the dtype of k (B, H or fewer, T, d_qk).
+
+    Args:
+        steps: of documents, see `DocumentTables`.
+    """
     B, H, group, T, _, _ = plan.sizes
     x = torch.empty((B, H, plan.cut.tiles * TILE, plan.parts * TILE), dtype=k.dtype, device=k.device)
     enqueue(
-        make_inverses, B * H * plan.cut.tiles, descriptor(k), descriptor(x), gates, T, plan.cut.tiles, H, group,
-        GATED=gated, PARTS=plan.parts, num_warps=4, **ASSEMBLY,
+        make_inverses, B * H * plan.cut.tiles,
+        descriptor(k), descriptor(x), gates, k if steps is None else steps, T, plan.cut.tiles, H, group,
+        GATED=gated, PARTS=plan.parts, DOCUMENTS=steps is not None, num_warps=4, **ASSEMBLY,
     )  # fmt: skip
     return x

@@ -7,12 +7,33 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from tflabench.kernels.delta.hopper_plan import DeltaWalk
+from tflabench.kernels.scalar.hopper.documents import WalkPlaces
 from tflabench.kernels.scalar.hopper.pipeline import aggregate
-from tflabench.kernels.scalar.hopper.schedule import encode_counts
+from tflabench.kernels.scalar.hopper.schedule import encode_counts, get_items_of_documents, read_document
+
+
+class DocumentTables(NamedTuple):
+    """Tables of int32 that say where documents lie.
+
+    Attributes:
+        steps: the step at each place of all tiles, negative for none (`Places.steps`).
+        programs: the documents of each program (`WalkPlaces.table`).
+    """
+
+    steps: Any
+    programs: Any
+
+
+def tables_of(places: WalkPlaces | None, walk: DeltaWalk) -> DocumentTables | None:
+    """Return the tables of a walk over documents, None for sequences."""
+    if places is None:
+        return None
+    heads, programs = walk.sizes.heads // walk.members, walk.programs // walk.pieces
+    return DocumentTables(places.steps, places.table(heads, programs))
 
 
 class DeltaCounts(NamedTuple):
-    """The numbers of `DeltaSchedule`, as a kernel takes them (`encode_counts`)."""
+    """The numbers of `DeltaSchedule`, as a kernel takes them (`encode_counts`), and of documents its tables."""
 
     num_items: Any
     num_steps: Any
@@ -24,15 +45,18 @@ class DeltaCounts(NamedTuple):
     end_segment: Any
     walked_segments: Any
     member: Any
+    steps: Any = 1
+    programs: Any = 1
 
     @classmethod
-    def of(cls, walk: DeltaWalk, member: int = 0) -> "DeltaCounts":
-        """Return the counts of a launch of a walk; member: see `DeltaWalk`."""
+    def of(cls, walk: DeltaWalk, member: int = 0, tables: DocumentTables | None = None) -> "DeltaCounts":
+        """Return the counts of a launch of a walk; member: see `DeltaWalk`; tables: of documents."""
         sizes, cut, segments = walk.sizes, walk.cut, walk.segments
-        return encode_counts(cls(
+        counts = encode_counts(cls(
             walk.items, sizes.steps, cut.tiles, sizes.heads, sizes.group, cut.segment_tiles, cut.count, segments.stop,
             len(segments), member + 1,
         ))  # fmt: skip
+        return counts if tables is None else counts._replace(**tables._asdict())
 
 
 @aggregate
@@ -46,6 +70,7 @@ class DeltaSchedule:
         segment_tiles: tiles of a segment; the first one has the remainder.
         num_segments: of a sequence.  end_segment: the first after those walked over, which are walked_segments.
         member: see `DeltaWalk`; the first one is 1.
+        steps, programs: see `DocumentTables`; of sequences numbers that nothing reads.
     """
 
     num_items: gl.tensor
@@ -58,15 +83,18 @@ class DeltaSchedule:
     end_segment: gl.tensor
     walked_segments: gl.tensor
     member: gl.tensor
+    steps: gl.tensor
+    programs: gl.tensor
 
 
 @aggregate
 class DeltaItem:
-    """128 columns of the state of a segment of a head.
+    """128 columns of the state of a segment, or a document, of a head.
 
     Fields:
         qk_head: the head of q and k.  row: batch * num_heads + head.  piece: which columns.
-        segment: its number.  first_tile, end_tile: its tiles.
+        segment: its number; of a document that times num_heads.  first_tile, end_tile: its tiles.
+        shift: of a document, how many steps its tiles come before their places.
     """
 
     batch: gl.tensor
@@ -77,6 +105,7 @@ class DeltaItem:
     segment: gl.tensor
     first_tile: gl.tensor
     end_tile: gl.tensor
+    shift: gl.tensor
 
 
 @gluon.jit
@@ -93,12 +122,53 @@ def get_schedule(counts):
         counts.end_segment >> 1,
         counts.walked_segments >> 1,
         counts.member >> 1,
+        counts.steps,
+        counts.programs,
     )
 
 
 @gluon.jit
-def get_work_item(schedule, item, PIECES: gl.constexpr, MEMBERS: gl.constexpr = 1):
+def get_items(schedule, PIECES: gl.constexpr, DOCUMENTS: gl.constexpr):
+    """Return the first work item of this program, the end of them, and how far they are from one another."""
+    if DOCUMENTS:
+        return get_items_of_documents(schedule.programs, gl.program_id(0), PIECES)
+    else:
+        return gl.program_id(0), schedule.num_items, gl.num_programs(0)
+
+
+@gluon.jit
+def get_document(schedule, item, PIECES: gl.constexpr, MEMBERS: gl.constexpr):
+    """Return the work item of a document of a head by its number in the table of programs."""
+    table = schedule.programs + (gl.num_programs(0) // PIECES + 1)
+    sequences, heads = schedule.num_items // PIECES, schedule.num_heads // MEMBERS
+    document, head, first_tile, end_tile, shift = read_document(table, sequences, item // PIECES, heads)
+    if MEMBERS > 1:
+        head = head * MEMBERS + schedule.member - 1
+    return DeltaItem(
+        batch=item * 0,
+        head=head,
+        qk_head=head // schedule.heads_per_qk,
+        row=head,
+        piece=item % PIECES,
+        segment=document * schedule.num_heads,
+        first_tile=first_tile,
+        end_tile=end_tile,
+        shift=shift,
+    )
+
+
+@gluon.jit
+def get_work_item(schedule, item, PIECES: gl.constexpr, MEMBERS: gl.constexpr = 1, DOCUMENTS: gl.constexpr = False):
     """Return a work item by its number: the pieces of a state are consecutive, and share q and k in the L2 cache."""
+    if DOCUMENTS:
+        return get_document(schedule, item, PIECES, MEMBERS)
+    else:
+        return get_segment(schedule, item, PIECES, MEMBERS)
+
+
+@gluon.jit
+def get_segment(schedule, item, PIECES: gl.constexpr, MEMBERS: gl.constexpr):
+    """Return the work item of a segment of a head."""
     segment = schedule.end_segment - schedule.walked_segments + item // PIECES % schedule.walked_segments
     end = schedule.num_tiles - (schedule.num_segments - 1 - segment) * schedule.segment_tiles
     row = item // PIECES // schedule.walked_segments
@@ -114,6 +184,7 @@ def get_work_item(schedule, item, PIECES: gl.constexpr, MEMBERS: gl.constexpr = 
         segment=segment,
         first_tile=gl.maximum(end - schedule.segment_tiles, 0),
         end_tile=end,
+        shift=item * 0,
     )
 
 
@@ -127,6 +198,12 @@ def get_tile(work, turn, REVERSE: gl.constexpr):
 
 
 @gluon.jit
+def is_edge(work, tile):
+    """Return whether a tile is the first or the last one of a work item, see `send`."""
+    return (tile == work.first_tile) | (tile == work.end_tile - 1)
+
+
+@gluon.jit
 def get_state_index(schedule, work):
-    """Return the place, int64, of a segment's state among all of them."""
+    """Return the place, int64, of the state of a segment or document among all of them; num_segments is 1 of these."""
     return (work.row * schedule.num_segments + work.segment).to(gl.int64)

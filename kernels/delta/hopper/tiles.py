@@ -7,12 +7,14 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma
 
+from tflabench.kernels.delta import hopper_plan as plan
 from tflabench.kernels.scalar.hopper.tiles import ACC, ACC_COLUMN, ACC_ROW, block
 from tflabench.kernels.scalar.hopper.workarounds import wait_for_products
 
 LOG2E = gl.constexpr(1.4426950408889634)
-LEAST_STRENGTH = gl.constexpr(2.0**-30)  # one below counts as this, so that the gradient of beta is a quotient at 0 too
+LEAST_STRENGTH = gl.constexpr(plan.LEAST_STRENGTH)
 LEAST_GATE = gl.constexpr(-160.0)  # a log2 gate below counts as this: its weights are 0 in float32 anyway
+BEYOND = gl.constexpr(-1e30)  # sums of log2 gates at steps beyond the last one, which read nothing
 STEP_OF_EACH_WARP = gl.constexpr(gl.BlockedLayout([2], [32], [4], [0]))  # 64 steps, all of them in every warp
 
 
@@ -30,11 +32,19 @@ def add(a, b):
 
 
 @gluon.jit
-def load_steps(gates, row, tile, num_steps, GATED: gl.constexpr):
-    """Return of a tile the log gates, and the roots of the strengths, which are 0 beyond the last step: [64] each."""
+def load_steps(gates, row, tile, num_steps, GATED: gl.constexpr, steps=0, DOCUMENTS: gl.constexpr = False):
+    """Return of a tile the log gates, and the roots of the strengths, which are 0 beyond the last step: [64] each.
+
+    Args:
+        steps: of documents, see `DocumentTables`.
+    """
     t = tile * 64 + gl.arange(0, 64, layout=STEP_OF_EACH_WARP)
+    if DOCUMENTS:
+        t = gl.load(steps + t)
+        there = t >= 0
+    else:
+        there = t < num_steps
     at = row * num_steps + t
-    there = t < num_steps
     beta = gl.load(gates.beta + at, mask=there, other=0.0)
     root = gl.where(there, gl.sqrt(gl.maximum(beta, LEAST_STRENGTH)), 0.0)
     if GATED:

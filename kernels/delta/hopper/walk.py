@@ -36,6 +36,7 @@ from tflabench.kernels.delta.hopper_plan import DeltaWalk
 from tflabench.kernels.scalar.hopper.conversions import nearest, nearest_of_negative, widened
 from tflabench.kernels.scalar.hopper.launch import EXPONENTS_LAYOUT, pointers
 from tflabench.kernels.scalar.hopper.pipeline import Ring, aggregate, allocate_ring
+from tflabench.kernels.scalar.hopper.schedule import get_step
 from tflabench.kernels.scalar.hopper.state import state_pointers
 from tflabench.kernels.scalar.hopper.tiles import (
     ACC,
@@ -57,8 +58,8 @@ from tflabench.kernels.scalar.hopper.workarounds import (
 )
 
 from .config import DeltaWalkConfig
-from .schedule import DeltaCounts, DeltaSchedule, get_state_index, get_tile, get_work_item
-from .tiles import STEP_OF_EACH_WARP, DeltaGates, decayed, load_steps, products, sums_of_gates
+from .schedule import DeltaCounts, DeltaSchedule, DocumentTables, get_items, get_state_index, get_tile, get_work_item
+from .tiles import BEYOND, STEP_OF_EACH_WARP, DeltaGates, decayed, load_steps, products, sums_of_gates
 
 FLOATS = gl.constexpr(EXPONENTS_LAYOUT)
 OPERAND_COLUMN = gl.constexpr(gl.SliceLayout(0, ACC_OPERAND))  # a value for each column of a left operand
@@ -210,13 +211,15 @@ def load_partition(program, descs):
     schedule, inputs = program.schedule, program.inputs
     q_desc, k_desc, v_desc, x_desc = descs[0], descs[1], descs[2], descs[3]
     key, value, slot = inputs.keys.begin(), inputs.values.begin(), program.scores.ring.begin()
-    for item in range(gl.program_id(0), schedule.num_items, gl.num_programs(0)):
-        work = get_work_item(schedule, item, config.pieces)
+    first, end, stride = get_items(schedule, config.pieces, config.documents)
+    for item in range(first, end, stride):
+        work = get_work_item(schedule, item, config.pieces, 1, config.documents)
         for turn in range(work.first_tile, work.end_tile):
-            step = get_tile(work, turn, config.reverse) * 64
+            tile = get_tile(work, turn, config.reverse)
+            place, step = tile * 64, get_step(work, tile, config)
             if config.channels:
                 if config.reverse:  # reads P and the written key first
-                    load_scores(program, descs, work, step, slot)
+                    load_scores(program, descs, work, place, slot)
                 head = work.head
             else:
                 head = work.qk_head
@@ -225,13 +228,13 @@ def load_partition(program, descs):
             if config.reads_queries:
                 load_blocks(q_desc, (work.batch, head, step, 0), inputs.query, 2 * key.slot, 2, full)
             full = acquire_stage(inputs.values, value, 2 + PARTS)
-            load_blocks(x_desc, (work.batch, work.head, step, 0), inputs.inverse, PARTS * value.slot, PARTS, full)
+            load_blocks(x_desc, (work.batch, work.head, place, 0), inputs.inverse, PARTS * value.slot, PARTS, full)
             # Of a transition these are beyond the last column, where v is 0.
             at = (work.batch, work.head, step, 128 * work.piece)
             load_blocks(v_desc, at, inputs.value, 2 * value.slot, 2, full)
             if config.channels:
                 if not config.reverse:
-                    load_scores(program, descs, work, step, slot)
+                    load_scores(program, descs, work, place, slot)
                 slot = program.scores.ring.next(slot)
             key = inputs.keys.next(key)
             value = inputs.values.next(value)
@@ -257,6 +260,12 @@ def load_scores(program, descs, work, step, slot):
 
 
 @gluon.jit
+def load_steps_of(schedule, gates, work, tile, config: gl.constexpr):
+    """Return what `load_steps` does of a tile of a work item."""
+    return load_steps(gates, work.row, tile, schedule.num_steps, config.gated, schedule.steps, config.documents)
+
+
+@gluon.jit
 def score_partition(program, scale, prefix):
     """Compute P of every tile, and the decays of its steps.
 
@@ -267,19 +276,20 @@ def score_partition(program, scale, prefix):
     dtype: gl.constexpr = program.inputs.key.dtype
     schedule, inputs, scores, gates = program.schedule, program.inputs, program.scores, program.gates
     stage, slot = inputs.keys.begin(), scores.ring.begin()
-    for item in range(gl.program_id(0), schedule.num_items, gl.num_programs(0)):
-        work = get_work_item(schedule, item, config.pieces)
+    first, end, stride = get_items(schedule, config.pieces, config.documents)
+    for item in range(first, end, stride):
+        work = get_work_item(schedule, item, config.pieces, 1, config.documents)
         tile = get_tile(work, work.first_tile, config.reverse)
-        next_g, next_root = load_steps(gates, work.row, tile, schedule.num_steps, config.gated)
+        next_g, next_root = load_steps_of(schedule, gates, work, tile, config)
         for turn in range(work.first_tile, work.end_tile):
             b, s = sums_of_gates(next_g), next_root
             tile = get_tile(work, gl.minimum(turn + 1, work.end_tile - 1), config.reverse)
-            next_g, next_root = load_steps(gates, work.row, tile, schedule.num_steps, config.gated)
+            next_g, next_root = load_steps_of(schedule, gates, work, tile, config)
             scores.ring.producer_acquire(slot)
             decay = gl.exp2(b)
-            prefix.store(b)
+            prefix.store(gl.where(s > 0, b, BEYOND))
             scores.decay.index(slot.slot).store(decay)
-            scores.query_decay.index(slot.slot).store(decay * scale)
+            scores.query_decay.index(slot.slot).store(gl.where(s > 0, decay * scale, 0.0))
             scores.write_decay.index(slot.slot).store(s * gl.exp2(gl.min(b, axis=0) - b))  # the last is the least
             scores.root.index(slot.slot).store(s)
             barrier()
@@ -354,10 +364,10 @@ def store_state(program, work, state, HALF: gl.constexpr):
                 gl.store(at, state[j], mask=exist & (of_piece >= 0))
     elif config.stores:
         last = 0 if config.reverse else schedule.num_segments - 1
+        index = get_state_index(schedule, work) if config.documents else work.row.to(gl.int64)
         for j in gl.static_range(2):
-            ptr = states.final + work.row.to(gl.int64) * (D_QK * D_HV)
-            at, exist = state_block(ptr, row, 64 * j, D_HV, D_QK)
-            gl.store(at, state[j], mask=exist & (work.segment == last))
+            at, exist = state_block(states.final + index * (D_QK * D_HV), row, 64 * j, D_HV, D_QK)
+            gl.store(at, state[j], mask=exist & (config.documents | (work.segment == last)))
 
 
 @gluon.jit
@@ -435,11 +445,11 @@ def send_state(desc, program, work, tile, column, state, smem):
 
 def enqueue_walk(
     kernel: Any, descs: tuple[Any, ...], gates: DeltaGates, states: DeltaWalkStates, scale: float, walk: DeltaWalk,
-    config: DeltaWalkConfig,
+    config: DeltaWalkConfig, tables: DocumentTables | None,
 ) -> None:  # fmt: skip
     """Launch the walk for o or for dv."""
     given = pointers(states, gates.beta)
     enqueue(
-        kernel, walk.programs, *descs, gates, given, scale, DeltaCounts.of(walk),
+        kernel, walk.programs, *descs, gates, given, scale, DeltaCounts.of(walk, tables=tables),
         config=config, num_warps=4, maxnreg=128, **ASSEMBLY,
     )  # fmt: skip

@@ -23,7 +23,6 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma, warpgroup_mma
 
 from tflabench.kernels.common.launching import enqueue
-from tflabench.kernels.delta.hopper.backward_dqk import send
 from tflabench.kernels.delta.hopper.inverses import VECTORS
 from tflabench.kernels.delta.hopper.schedule import (
     DeltaCounts,
@@ -48,6 +47,7 @@ from tflabench.kernels.scalar.hopper.tiles import (
     join_columns,
     load_blocks,
     operands,
+    send,
     split_columns,
 )
 from tflabench.kernels.scalar.hopper.workarounds import ASSEMBLY, barrier, opaque_zero, reinterpret, wait_for_products

@@ -107,7 +107,9 @@ def get_item(schedule, closed, item, config: gl.constexpr):
         end = gl.where(has_closed, work.end_tile, work.first_tile)
     else:
         end = gl.where(has_closed, work.first_tile, work.end_tile)
-    return DeltaItem(work.batch, work.head, work.qk_head, work.row, work.piece, work.segment, work.first_tile, end)
+    return DeltaItem(
+        work.batch, work.head, work.qk_head, work.row, work.piece, work.segment, work.first_tile, end, work.shift
+    )  # fmt: skip
 
 
 @gluon.jit

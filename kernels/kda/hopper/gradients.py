@@ -27,7 +27,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma
 
 from tflabench.kernels.common.launching import enqueue
-from tflabench.kernels.delta.hopper.backward_dqk import KeyGradients, send
+from tflabench.kernels.delta.hopper.backward_dqk import KeyGradients
 from tflabench.kernels.delta.hopper.inverses import VECTORS
 from tflabench.kernels.delta.hopper.tiles import DeltaGates, load_steps, products
 from tflabench.kernels.delta.hopper_plan import DeltaPlan
@@ -43,6 +43,7 @@ from tflabench.kernels.scalar.hopper.tiles import (
     BLOCK_BYTES,
     VECTOR,
     block,
+    send,
 )
 from tflabench.kernels.scalar.hopper.workarounds import (
     ASSEMBLY,

@@ -211,7 +211,7 @@ def in_walks(
             places.clear(x)
 
     def of(walk: plans.Walk) -> WalkInputs:
-        return inputs if places is None else inputs._replace(documents=places.table(walk))
+        return inputs if places is None else inputs._replace(documents=places.table(H, walk.programs // walk.pieces))
 
     launch_dqk(of(of_dq), dh, dq, of_dq, states=States(states.C), reverse=False, sums=of_q, diagonal=skip_dots)
     if len(others) == 1:

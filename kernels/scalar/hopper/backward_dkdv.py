@@ -62,8 +62,9 @@ from .tiles import (
     block,
     load_blocks,
     operands,
+    send,
 )
-from .workarounds import ASSEMBLY, barrier, opaque_zero, reinterpret, tma_add, tma_load, tma_store, wait_for_products
+from .workarounds import ASSEMBLY, barrier, opaque_zero, reinterpret, tma_load, wait_for_products
 
 # Of `state`, 8 warps: half of the columns of an accumulator.
 WIDE_HALF = gl.constexpr(gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[8, 1], instr_shape=[16, 32, 16]))
@@ -508,15 +509,9 @@ def value_partition(program):
 
 @gluon.jit
 def send_block(program, desc, work, t, column, out):
-    """Start the copy of a block of the t-th tile of a work item, or add it to zeros (`state_walk.send_block`)."""
+    """Start the copy of a block of the t-th tile of a work item, or add it to zeros (`tiles.send`)."""
     at = [work.batch, work.head, get_step(work, work.end_tile - 1 - t, program.config), column]
-    if program.config.documents:
-        if (t == 0) | (t == work.num_tiles - 1):
-            tma_add(desc, at, out)
-        else:
-            tma_store(desc, at, out)
-    else:
-        tma_store(desc, at, out)
+    send(desc, at, out, False, program.config.documents, (t == 0) | (t == work.num_tiles - 1))
 
 
 @gluon.jit

@@ -102,9 +102,9 @@ class WalkPlaces(Places):
         qdq, kdk = made.index_fill_(4, self.gaps, 0).flatten(-2)
         return RowSums(qdq, qdq[parts:]), RowSums(kdk, kdk[parts:])
 
-    def table(self, walk: plans.Walk) -> Tensor:
-        """Return what the programs of a walk take, see `WalkInputs`."""
-        return _table(self.bounds, walk.sizes.heads, walk.programs // walk.pieces, self.steps.device, stream())
+    def table(self, heads: int, programs: int) -> Tensor:
+        """Return what programs take that share no state, see `WalkInputs`."""
+        return _table(self.bounds, heads, programs, self.steps.device, stream())
 
 
 @lru_cache(16)  # layers of a model have the same documents
@@ -113,7 +113,8 @@ def _places(bounds: tuple[int, ...], device: torch.device, stream: int) -> WalkP
     return WalkPlaces.of_walks(bounds, device)
 
 
-def _places_of(options: KernelOptions, device: torch.device) -> WalkPlaces:
+def places_of(options: KernelOptions, device: torch.device) -> WalkPlaces:
+    """Return the places of the documents of a call."""
     assert options.bounds
     return _places(options.bounds, device, stream())
 
@@ -151,7 +152,7 @@ def forward(arguments: Arguments, options: KernelOptions) -> tuple[Tensor, State
     """Return h, the last state of each document or None, and what `backward` needs in addition to the inputs."""
     q, k, v, f, i, initial, _ = arguments
     gate, scale = options.gate, options.scale
-    places = _places_of(options, q.device)
+    places = places_of(options, q.device)
     plan = plans.of_documents(_sizes(q, v, places), figures(q.device), places.documents, normalise=gate.normalize)
     q, k, v_aligned = aligned(-q if scale < 0 else q), aligned(k), aligned(v)
     f, i = places.gates(f, i, gate, None if initial is None else initial.m)
@@ -175,7 +176,7 @@ def forward(arguments: Arguments, options: KernelOptions) -> tuple[Tensor, State
     if gate.normalize:
         lowest = torch.zeros_like(e.x) if m is None else m
         norm = NormaliserTensors(lowest, torch.empty_like(e.x), before.n, after.n)
-    inputs = WalkInputs(q, k, v_aligned, e, None, places.table(plan.h))
+    inputs = WalkInputs(q, k, v_aligned, e, None, places.table(sizes.heads, plan.h.programs // plan.h.pieces))
     launch_walk(inputs, out, plan.h, states=States(before.C, after.C), norm=norm)
     if out is not h:
         h.copy_(out)
@@ -190,7 +191,7 @@ def backward(
     """Return gradients (dq, dk, dv, df, di, dC_0, dn_0), None for what is absent."""
     q, k, v, f, i, initial, _ = arguments
     gate, scale = options.gate, options.scale
-    places, H = _places_of(options, q.device), v.shape[1]
+    places, H = places_of(options, q.device), v.shape[1]
     log_f, e, _ = restored(gate, saved)
     plan = plans.of_documents(
         _sizes(q, v, places), figures(q.device), places.documents, gate_gradients=options.gate_gradients

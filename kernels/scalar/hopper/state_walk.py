@@ -63,12 +63,11 @@ from .tiles import (
     block,
     load_blocks,
     operands,
+    send,
 )
 from .workarounds import (
     barrier,
     opaque_zero,
-    tma_add,
-    tma_store,
     uniform,
     wait_for_kernel_before_unless,
     wait_for_products,
@@ -491,21 +490,9 @@ def apply_due_decay(blocks, scores, i, BLOCKS: gl.constexpr):
 
 @gluon.jit
 def send_block(desc, work, tile, column, out, config: gl.constexpr, ADD: gl.constexpr = False):
-    """Start the copy of a block of the output to memory, or add it to what is there.
-
-    The last tile of a document ends in the next documents, where it is 0. So it is added, as is the first tile of a
-    document, to zeros.
-    """
+    """Start the copy of a block of the output to memory, or add it to what is there, see `tiles.send`."""
     at = [work.batch, work.head, get_step(work, tile, config), column]
-    if ADD:
-        tma_add(desc, at, out)
-    elif config.documents:
-        if (tile == work.first_tile) | (tile == work.end_tile - 1):
-            tma_add(desc, at, out)
-        else:
-            tma_store(desc, at, out)
-    else:
-        tma_store(desc, at, out)
+    send(desc, at, out, ADD, config.documents, (tile == work.first_tile) | (tile == work.end_tile - 1))
 
 
 @gluon.jit

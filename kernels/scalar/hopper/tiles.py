@@ -9,7 +9,7 @@ from triton import constexpr_function
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from .workarounds import WIDEST_OPERAND, reinterpret, tma_load
+from .workarounds import WIDEST_OPERAND, reinterpret, tma_add, tma_load, tma_store
 
 BLOCK_BYTES = gl.constexpr(64 * 64 * 2)
 
@@ -63,6 +63,26 @@ def load_blocks(desc, coords, buffer, first_block, COUNT: gl.constexpr, full):
     batch, head, step, column = coords
     for j in gl.static_range(COUNT):
         tma_load(desc, [batch, head, step, column + 64 * j], full, buffer.index(first_block + j))
+
+
+@gluon.jit
+def send(desc, at, source, ADD: gl.constexpr, DOCUMENTS: gl.constexpr = False, edge=0):
+    """Start the copy of a block to memory, or add it to what is there.
+
+    The last tile of a document ends in the next ones, where it is 0. So it is added, as is the first tile, to zeros.
+
+    Args:
+        edge: whether it is of such a tile.
+    """
+    if ADD:
+        tma_add(desc, at, source)
+    elif DOCUMENTS:
+        if edge:
+            tma_add(desc, at, source)
+        else:
+            tma_store(desc, at, source)
+    else:
+        tma_store(desc, at, source)
 
 
 @constexpr_function

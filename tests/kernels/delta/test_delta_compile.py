@@ -11,10 +11,12 @@ from tflabench.kernels.common.sizes import SHARED_MEMORY, USUAL, Sizes
 from tflabench.kernels.delta.plan import WalkTiles
 from tflabench.kernels.kda.plan import planned, shared_bytes
 
+CASES = "wide", "fused", "kda", "fused_kda"
+
 
 @pytest.mark.parametrize("triton", ["installed", "oldest"] if EVERY else ["oldest"])
 def test_kernels_fit_the_chip(triton: str) -> None:
-    compiled = compiled_under(triton, "compile_delta.py", "wide", "fused", "kda", "fused_kda")["kernels"]
+    compiled = compiled_under(triton, "compile_delta.py", *CASES, *["fused_documents"] * EVERY)["kernels"]
     check_of_channels([kernel for kernel in compiled if kernel["case"] == "kda"], triton)
     fused = [kernel for kernel in compiled if kernel["case"].startswith("fused")]
     kernels = [kernel for kernel in compiled if kernel["case"] == "wide"]
@@ -39,8 +41,10 @@ def check_fused(kernels: list[dict[str, Any]], triton: str) -> None:
         "make_inverses", "walk_outputs", "walk_values", "walk_queries_keys", "finish_gates",
         "make_operands", "walk_outputs_of_channels", *["walk_values_of_channels", "gradients_of_tiles"] * EVERY,
     }  # fmt: skip
-    most = {"gradients_of_tiles": 400, "make_operands": 400}
     for kernel in kernels:
+        most = {"gradients_of_tiles": 400, "make_operands": 400}
+        if kernel["case"] == "fused_documents":
+            most["walk_queries_keys"] = 400
         assert kernel["spilled_bytes"] <= most.get(kernel["kernel"], 128 * kernel["kernel"].startswith("walk")), kernel
         assert kernel["shared_bytes"] <= SHARED_MEMORY[90], kernel
         # Products of blocks that stand apart are whole ones there, and ptxas serialises them.

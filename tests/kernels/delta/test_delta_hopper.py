@@ -11,7 +11,7 @@ import torch
 if not torch.cuda.is_available():
     pytest.importorskip("triton.experimental.gluon")
 
-from delta_cases import Case, draw, failures
+from delta_cases import Case, distances_of_documents, draw, failures
 from gluon_on_cpu import DELTA, Machine, launch_delta_on
 from planted_mistakes import assert_mistake_shows
 
@@ -36,6 +36,7 @@ CASES = [
     Case(130, 96, 192, "resets", "repeated", 1.0, L=1024, dtype=B16, states=True),
     Case(100, 128, 256, "strong", beta=2.0, L=1024, dtype=B16, states=True),
     Case(150, 64, 64, "open", "alike", 2.0, L=1024, dtype=B16, heads=2),
+    Case(100, 16, 48, "strong", beta=1.0, dtype=torch.float16, heads=2, states=True),  # some steps have a beta of 0
 ]
 
 
@@ -43,6 +44,14 @@ CASES = [
 def test_forward_and_every_gradient(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     launch_delta_on(Machine(seed=case.T, family=DELTA), monkeypatch)
     assert failures(case, "hopper") == []
+
+
+@pytest.mark.parametrize("gates", ["none", "strong"])
+def test_documents_are_one_launch(gates: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of several tiles, of one, of none, and of whole tiles: none writes where another one does."""
+    machine = Machine(seed=1, family=DELTA)
+    launch_delta_on(machine, monkeypatch)
+    assert max(distances_of_documents(gates, torch.float16, (0, 7, 150, 150, 214, 290), "hopper")) < 2e-3
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -108,7 +117,7 @@ def test_the_operator_is_one_to_compilers(backward: bool, monkeypatch: pytest.Mo
     [
         (144, 64, B16, "takes a d_qk up to 128, not 144"),
         (64, 272, B16, "takes a d_hv up to 256, not 272"),
-        (64, 64, torch.float16, "takes bfloat16, not float16"),
+        (64, 64, torch.float32, "takes float16 and bfloat16, not float32"),
     ],
 )
 def test_what_is_not_taken_is_said_in_a_line(d_qk: int, d_hv: int, dtype: Any, words: str, monkeypatch: Any) -> None:

@@ -68,7 +68,7 @@ def test_heads_that_share_take_turns_where_one_of_them_fills_the_chip(batch: int
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"dtype": "float16"}, "takes bfloat16, not float16"),
+        ({"dtype": "float32"}, "takes float16 and bfloat16, not float32"),
         ({"d_qk": 256}, "takes a d_qk up to 128, not 256"),
         ({"d_hv": 512}, "takes a d_hv up to 256, not 512"),
         ({"batch": 2**12, "seq_len": 2**15}, "takes up to 268435456 steps of all heads, not 536870912"),
