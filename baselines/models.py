@@ -45,8 +45,10 @@ def refuses(name: str, kernels: Kernels, form: Form, problem: Problem, device: s
     """Return why a model cannot run at a size, or None."""
     of = ARCHITECTURES[name]
     needs = {"transformers": "transformers", **NEEDS.get(kernels, {})}
-    if kernels == "ours" and of.kind == "mamba2":
+    if of.kind == "mamba2" and kernels != "native":
         needs |= NEEDS["mamba_ssm"]
+        if kernels == "ours" or problem.pass_ != "fwbw":  # where PyTorch can convolve
+            del needs["causal_conv1d"]
     if missing := [package for module, package in needs.items() if not installed(module)]:
         return f"needs the package {missing[0]}"
     if device != "cuda" and len(needs) > 1:

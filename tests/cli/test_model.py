@@ -13,8 +13,8 @@ import torch
 from forked_workers import fork_workers
 from synthetic import row
 
-from tflabench.baselines import model_cases
-from tflabench.baselines.architectures import ARCHITECTURES
+from tflabench.baselines import model_cases, models
+from tflabench.baselines.architectures import ARCHITECTURES, Form
 from tflabench.bench.machine import detect
 from tflabench.conclusions.models import crossings, gains, record
 from tflabench.implementations import registry
@@ -92,6 +92,16 @@ def test_the_crossing_is_where_the_linear_layer_stays_faster(times, words):
         rows += [row("xlstm-1.4b.ours.layer", **shared), row("llama-1.4b.sdpa.layer", ms, **shared)]
     (sentence,) = crossings(rows)
     assert words in sentence
+
+
+@pytest.mark.parametrize("kernels", ["ours", "mamba_ssm"])
+def test_mamba_needs_its_convolution_only_where_pytorch_cannot_convolve(monkeypatch, kernels):
+    monkeypatch.setattr(models, "installed", lambda module: module != "causal_conv1d")
+    sizes: dict[str, Any] = dict(ARCHITECTURES["mamba2-1.3b"].sizes)
+    for pass_ in ("fw", "fwbw", "decode"):
+        problem = Problem(batch=1, seq_len=64, pass_=pass_, **sizes)
+        refused = bool(models.refuses("mamba2-1.3b", kernels, Form(), problem, "cuda"))
+        assert refused == (kernels == "mamba_ssm" and pass_ == "fwbw")
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
