@@ -123,13 +123,14 @@ class _Switch:
         """Let functions that models look up at each call be these."""
         if _Switch._now == (self._of.kind, kernels):
             return
-        if _Switch._handle:
+        _Switch._now = None
+        if _Switch._handle and self._of.kind != "mamba2":  # whose module keeps what it finds on its import
             _Switch._handle.uninstall()
-        _Switch._handle, _Switch._now = None, None
+            _Switch._handle = None
         while _Switch._replaced:
             holder, name, before = _Switch._replaced.pop()
             setattr(holder, name, before)
-        if kernels == "ours":
+        if kernels == "ours" and not _Switch._handle:
             try:  # before the model's module is imported, which keeps what it finds then
                 _Switch._handle = install("mamba_ssm" if self._of.kind == "mamba2" else "transformers")
             except IntegrationError as error:
@@ -322,7 +323,7 @@ class _Inference:
     def __call__(self) -> Tensor:
         with self._autocast:
             out = self._base(input_ids=self._ids, use_cache=True, **self._cache)
-            return self._head(out.last_hidden_state[:, -1:])
+            return self._head(out.last_hidden_state[:, -1:].to(self._head.weight.dtype))
 
 
 # --- How long a step is in its recurrence
@@ -369,7 +370,7 @@ def _noting(function: Callable[..., Any], note: Callable[[], None]) -> Callable[
         finally:  # a checkpoint ends its second forward by an exception
             note()
         first = out[0] if isinstance(out, tuple) else out
-        if given and first.requires_grad:
+        if given and isinstance(first, Tensor) and first.requires_grad:
             first.register_hook(lambda grad: note())
             register_multi_grad_hook(given, lambda grads: note())
         return out

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import tempfile
+from types import SimpleNamespace
 from typing import Any
 
 import commands
@@ -102,6 +103,26 @@ def test_mamba_needs_its_convolution_only_where_pytorch_cannot_convolve(monkeypa
         problem = Problem(batch=1, seq_len=64, pass_=pass_, **sizes)
         refused = bool(models.refuses("mamba2-1.3b", kernels, Form(), problem, "cuda"))
         assert refused == (kernels == "mamba_ssm" and pass_ == "fwbw")
+
+
+def test_what_mamba_keeps_on_its_import_stays_ours_behind_the_check(monkeypatch):
+    events = []
+    handle = SimpleNamespace(uninstall=lambda: events.append("uninstall"))
+    monkeypatch.setattr(model_cases, "install", lambda library: events.append(library) or handle)
+    monkeypatch.setattr(model_cases, "_places", lambda of: ())
+    for name in ("_handle", "_now"):
+        monkeypatch.setattr(model_cases._Switch, name, None)
+    switch = model_cases._Switch(ARCHITECTURES["mamba2-1.3b"])
+    for kernels in ("ours", "native", "ours"):
+        switch.to(kernels)
+    assert events == ["mamba_ssm"]  # no second one, which the module would not see
+
+
+def test_a_recurrence_that_leaves_its_call_to_others_is_timed():
+    notes = []
+    function = model_cases._noting(lambda x: None, lambda: notes.append("note"))  # as plain PyTorch for Mamba 2
+    assert function(torch.ones(1, requires_grad=True)) is None
+    assert len(notes) == 2
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
