@@ -49,8 +49,8 @@ def build(of: Architecture, kernels: Kernels, form: Form, problem: Problem, devi
     weights = torch.float32 if training and not form.layer else getattr(torch, problem.dtype)
     fa3 = form.layer and of.bounded == "attention" and device.type == "cuda" and installed("flash_attn_interface")
     attention = "flash_attention_3" if fa3 else None
-    model = _model(of, _options(of, kernels, problem.dtype, training), weights, device, attention).train(training)
-    model.requires_grad_(training)
+    options = _options(of, kernels, problem.dtype, training, part=form.layer)
+    model = _model(of, options, weights, device, attention).train(training).requires_grad_(training)
     if form.checkpointed:
         model.gradient_checkpointing_enable()
     part = _first_blocks(model.base_model, of.blocks)
@@ -180,9 +180,9 @@ def _places(of: Architecture) -> Iterator[tuple[Any, str]]:
             yield holder, name
 
 
-def _options(of: Architecture, kernels: Kernels, dtype: str, training: bool) -> dict[str, Any]:
-    """Return the arguments of the configuration of a model that runs on some kernels."""
-    options = dict(of.options)
+def _options(of: Architecture, kernels: Kernels, dtype: str, training: bool, *, part: bool) -> dict[str, Any]:
+    """Return the arguments of the configuration of a model, or of its first blocks, that runs on some kernels."""
+    options = of.options | ({"num_hidden_layers": of.blocks} if part else {})
     if of.kind == "xlstm":
         options |= {"autocast_kernel_dtype": dtype, "mode": "train" if training else "inference"}
         options["max_inference_chunksize"] = ENDLESS  # longer sequences are not cut
@@ -215,7 +215,7 @@ def _first_blocks(base: Any, count: int) -> Any:
 
 def _truth(of: Architecture, part: Any, dtype: torch.dtype, device: torch.device) -> Any:
     """Return the first blocks in plain PyTorch with the weights of `part`."""
-    options = _options(of, "native", "float32", training=False) | {"num_hidden_layers": of.blocks}
+    options = _options(of, "native", "float32", training=False, part=True)
     if of.kind == "xlstm":
         options["norm_reduction_force_float32"] = False
     truth = _model(of, options, torch.float32, device).base_model.eval()
