@@ -34,17 +34,14 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from tflabench.kernels.common.cover import cdiv
-from tflabench.kernels.common.device import float32_precision
 from tflabench.kernels.common.launching import enqueue
-from tflabench.kernels.common.rows import load_matrix, load_rows, load_vector, rows, store_matrix, store_rows
-from tflabench.kernels.gla.plan import GRADIENT_STAGES, REACH, Blocks, GlaPlan
+from tflabench.kernels.common.rows import load_matrix, load_rows, load_vector, store_matrix, store_rows
+from tflabench.kernels.gla.plan import GRADIENT_STAGES, GlaPlan
 
 from .call import GlaCall
 from .outputs import OutputSizes
 from .scores import Weighted
 from .tiles import CLOSED, load_gates, pair_gradients, sums_of_segments
-
-TILES_TOGETHER = tl.constexpr(16)  # of a program of `add_pairs_within`: most find that a sequence has not closed
 
 
 class GradientInputs(NamedTuple):
@@ -272,37 +269,6 @@ def tile_gradients(inputs, weighted_q, weighted_k, totals, states, written, scal
         store_gate_sums(pairs, from_before, from_after, weighted_q, weighted_k, written, place, sizes, config)
 
 
-@triton.jit
-def add_pairs_within(inputs, dq, dk, terms, closed, scale, sizes, config: tl.constexpr):
-    """Add to dq and dk, `rows.Rows`, of sequences of a head that have closed what pairs of steps of a tile give.
-
-    Args:
-        terms: (B * H, tiles, 128, tile) float32, q.dq - k.dk by channel and step, to which theirs is added; or None.
-        closed: (B * H,) int32, 0 for sequences that have not.
-    """
-    TILE: tl.constexpr = config.tile
-    BLOCK: tl.constexpr = config.block
-    T, d = sizes.T, sizes.d_qk
-    tiles, blocks = tl.cdiv(T, TILE), tl.cdiv(d, BLOCK)
-    groups = tl.cdiv(tiles, TILES_TOGETHER)
-    i = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
-    first, bh = tl.program_id(0) // blocks % groups * TILES_TOGETHER, tl.program_id(0) // blocks // groups
-    b, h = bh // sizes.heads, bh % sizes.heads
-    step = tl.arange(0, TILE)
-    if tl.load(closed + bh) == 0:
-        return
-    for tile in range(first, tl.minimum(first + TILES_TOGETHER, tiles)):
-        t = tile * TILE + step
-        place = TileOfHead(bh, b, h, tile, t, i, 0, 1, 0, tiles)
-        of_q, of_k, pairs = gradients_within(inputs, scale, place, sizes, config)
-        store_rows(dq, of_q + load_rows(dq, b, h, t, i, T, d).to(tl.float32), b, h, t, i, T, d)
-        store_rows(dk, of_k + load_rows(dk, b, h, t, i, T, d).to(tl.float32), b, h, t, i, T, d)
-        if terms is not None:
-            matrix = bh * tiles + tile
-            more = load_matrix(terms, matrix, i, step, 128, TILE) + pairs.T
-            store_matrix(terms, more, matrix, i, step, 128, TILE)
-
-
 @triton.jit(do_not_specialize=["heads"])
 def add_passing(g, dg_within, passing, dg, heads, T, d, config: tl.constexpr):
     """Write dg, `rows.Rows`, of one tile of steps: what `tile_gradients` has, and what passes the tile.
@@ -411,22 +377,3 @@ def _passing(plan: GlaPlan, crossing: Tensor, ending: Tensor, beginning: Tensor)
     ending, beginning = (pad(x, (0, 0, 0, missing)).view(chunks) for x in (ending, beginning))
     gained = (beginning - ending).cumsum(2) - beginning  # up to the tile's start, less what ends in the tile itself
     return (crossing.view(*chunks[:2], 1, -1) + gained).flatten(1, 2)[:, : plan.tiles].contiguous()
-
-
-def add_pairs(
-    inputs: tuple[Tensor, ...], grads: tuple[Tensor, Tensor], terms: Tensor | None, closed: Tensor, scale: float
-) -> None:
-    """Add to dq, dk, `grads`, and to terms what `add_pairs_within` does; inputs: q, k, v, g, do (B, H, T, d)."""
-    q, v = inputs[0], inputs[2]
-    B, H, T, d = q.shape
-    blocks = Blocks.for_shape(d, v.shape[-1], 2, 64)
-    config = GradientsConfig(
-        first=False, last=False, later=False, strict=False, gates=terms is not None, levels=6, reach=REACH["bfloat16"],
-        precision=float32_precision(q.dtype), tile=64, block=blocks.block, hidden=blocks.hidden,
-        near=True,
-    )  # fmt: skip
-    enqueue(
-        add_pairs_within, B * H * cdiv(T, 64 * TILES_TOGETHER.value) * cdiv(d, blocks.block),
-        GradientInputs(*(rows(x, None) for x in inputs)), *(rows(x, None) for x in grads), terms, closed, scale,
-        OutputSizes(H, T, d, v.shape[-1], 1), config=config, num_warps=8, num_stages=GRADIENT_STAGES,
-    )  # fmt: skip

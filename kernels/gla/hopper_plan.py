@@ -22,6 +22,7 @@ TILE = 64  # steps of a tile
 BLOCK = 64  # channels, and columns of v, of a block
 LARGEST_D_QK = 128  # a program has all rows of a state
 LARGEST_D_HV = 512
+PAIR_TILES = 8  # of a program for pairs of steps: most find that a sequence has not closed
 WIDTH = 256  # columns of a state and of v in a program, at most
 LEAST_TOTAL = -120.0  # log2 of what a tile keeps of a channel; where it is less the tile has closed (`hopper.walk`)
 

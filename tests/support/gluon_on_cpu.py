@@ -60,7 +60,6 @@ import tflabench.kernels.kda.hopper as kda_hopper
 import tflabench.kernels.scalar.hopper as hopper
 from tflabench.kernels.common import device
 from tflabench.kernels.common.sizes import Device
-from tflabench.kernels.gla import gradients
 from tflabench.kernels.scalar.hopper import backward, config, documents, forward, segment_states, tiles
 from tflabench.kernels.scalar.hopper.config import CarryConfig
 from tflabench.kernels.scalar.hopper.segment_states import CarriedStates
@@ -110,10 +109,11 @@ KDA = Family.of(
     *DELTA.sources,
 )  # fmt: skip
 GLA = Family.of(
-    gla_hopper.__name__, ("walk",), {"walk_columns": "columns", "walk_channels": "channels"},
+    gla_hopper.__name__, ("walk",),
+    {"walk_columns": "columns", "walk_channels": "channels", "add_pairs_of_tiles": "pairs"},
     *KDA.sources, *(f"{delta_hopper.__name__}.{name}" for name in ("walk", "backward_dqk")),
 )  # fmt: skip
-OF_ONE_ROLE = ("make_inverses", "make_operands", "gradients_of_tiles")  # kernels without partitions
+OF_ONE_ROLE = ("make_inverses", "make_operands", "gradients_of_tiles", "add_pairs_of_tiles")  # without partitions
 LATE_ROLE_CHANGES = 1 / 60  # of the turns of all roles, of which a tile takes some 40
 
 
@@ -587,14 +587,6 @@ def launch_gla_on(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same of Gated Linear Attention, whose scores of what has closed are made by a kernel of KDA."""
     replace_kernels(machine, monkeypatch)
     replace_kernels(Machine(family=KDA), monkeypatch)
-
-    def add_pairs(inputs: Any, grads: Any, *others: Any) -> None:  # Triton's interpreter multiplies no bfloat16
-        wide = tuple(x.float() for x in grads)
-        gradients.add_pairs(tuple(x.float() for x in inputs), wide, *others)
-        for x, y in zip(grads, wide, strict=True):
-            x.copy_(y)
-
-    monkeypatch.setattr(f"{gla_hopper.__name__}.chunkwise.add_pairs", add_pairs)
     monkeypatch.setattr(f"{gla_hopper.__name__}.chunkwise.refuses_hardware", lambda _q, _dtypes: None)
     monkeypatch.setattr(device, "figures", lambda _device: Device(90, 3))
 

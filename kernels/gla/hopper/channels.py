@@ -6,20 +6,23 @@ With `target` the tensor whose gradient it is, `source` the other one, and both 
     of dq: G = dO A^T + dP k'          A <- 2^(half the totals) A + k'^T V         dq = scale 2^(b - total / 2) G
     of dk: G = V D^T + dP^T q'         D <- 2^(half the totals) D + q'^T dO        dk = 2^(total / 2 - b) G
 
-dg of a step is the sum, over it and all later ones, of q' G of dq - k' G of dk. Over a long sequence that must cancel
-but for what crosses the step. So both walks take the same rounded q', k' and dP, and read the state in two parts of 16
-bits; nothing else is rounded (docs/decisions/2026-11-28-gla-on-hopper.md).
+dg of a step is the sum, over it and all later ones, of the terms q' G of dq - k' G of dk. Over a long sequence that
+must cancel but for what crosses the step. So both walks take the same rounded q', k' and dP, and read the state in two
+parts of 16 bits; nothing else is rounded (docs/decisions/2026-11-28-gla-on-hopper.md). The walk for dk, which is the
+last, sums them up: within a tile they are multiplied by a triangle of ones, in two parts of 16 bits, and what later
+tiles of the segment add stands at the last step. Beyond the segment that is <S, D> at its end.
 
     load         1 warp    copies tiles of do, v, source, g and target by TMA        -> GlaGradientTiles, three rings
     gate         4 warps   dP, scaled source and target, the factors of G            -> GlaScores
-    state 0, 1   4 warps   64 rows each of the state, channels of G                  -> dq or dk, by TMA
+    state 0, 1   4 warps   64 rows each of the state, channels of G                  -> dq, or dk and dg, by TMA
 
-Where a tile has closed its pairs of steps are left to `gradients.add_pairs`.
+Where a tile has closed its pairs of steps are left to pairs.py.
 """
 
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma, warpgroup_mma
 
 from tflabench.kernels.common.launching import enqueue
@@ -34,7 +37,7 @@ from tflabench.kernels.delta.hopper.walk import acquire_stage
 from tflabench.kernels.delta.hopper_plan import DeltaWalk
 from tflabench.kernels.gla.hopper_plan import channels_shape
 from tflabench.kernels.kda.hopper.tiles import BY_CHANNEL, CHANNELS, as_blocks, as_steps
-from tflabench.kernels.scalar.hopper.conversions import nearest, widened
+from tflabench.kernels.scalar.hopper.conversions import nearest, remainder, widened
 from tflabench.kernels.scalar.hopper.launch import descriptor, pointers
 from tflabench.kernels.scalar.hopper.pipeline import Cursor, Ring, aggregate, allocate_ring
 from tflabench.kernels.scalar.hopper.state import read_both_parts, state_pointers
@@ -50,11 +53,24 @@ from tflabench.kernels.scalar.hopper.tiles import (
     send,
     split_columns,
 )
-from tflabench.kernels.scalar.hopper.workarounds import ASSEMBLY, barrier, opaque_zero, reinterpret, wait_for_products
+from tflabench.kernels.scalar.hopper.workarounds import (
+    ASSEMBLY,
+    barrier,
+    opaque_zero,
+    reinterpret,
+    tma_store,
+    wait_for_products,
+)
 
 from .columns import scores_of_tile
 from .config import GlaGradientConfig
 from .walk import GlaProgram, GlaTensors, allocate_scores, exponents, get_item, opaque_zeros, scaled, sums_of_tile
+
+# Of a product by mma.sync: beside one more of wgmma ptxas serialises them all (C7512).
+SUMS = gl.constexpr(gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[4, 1], instr_shape=[16, 8]))
+TRIANGLE = gl.constexpr(gl.DotOperandLayout(operand_index=0, parent=SUMS, k_width=2))
+TERMS = gl.constexpr(gl.DotOperandLayout(operand_index=1, parent=SUMS, k_width=2))
+
 
 # --- What partitions share --------------------------------------------------------------------------------------------
 
@@ -66,7 +82,8 @@ class GlaGradientTiles:
     Fields:
         values: of do and v, [2 * blocks * stages, 1, 1, 64, 64] each, and source, [2 * stages, 1, 1, 64, 64].
         gates: of 64 channels of log gates, which take two blocks, or the first one if they are of 16 bits. What G is
-            multiplied by, and then the gradient, take the place of the first one, scaled target of the second.
+            multiplied by, and then the gradient, take the place of the first one, scaled target, then terms, of the
+            second. At last dg is where log gates were.
         targets: of 64 channels of target.
     """
 
@@ -266,24 +283,83 @@ def read_rows(state, x_blocks, first, TWICE: gl.constexpr):
 
 @gluon.jit
 def add_terms(program, work, tile, terms, HALF: gl.constexpr):
-    """Add q' G, or subtract k' G, of 64 channels of a tile, [64, 64] float32, from what dg is made of."""
+    """Return the terms of 64 channels of a tile, by steps: q' G, or less k' G, [64, 64], and those that there are.
+
+    All but the last walk write them to memory.
+    """
     config: gl.constexpr = program.config
     index = (work.row * program.schedule.num_tiles + tile).to(gl.int64) * 128 + 64 * HALF
-    rows = gl.arange(0, 64, layout=ACC_ROW)
-    at = program.tensors.terms + index * 64 + rows[:, None] * 64 + gl.arange(0, 64, layout=ACC_COLUMN)[None, :]
+    rows = gl.arange(0, 64, layout=ACC_ROW)[:, None]
+    at = program.tensors.terms + index * 64 + rows * 64 + gl.arange(0, 64, layout=ACC_COLUMN)[None, :]
     if config.adds_terms:
         terms = gl.load(at) - terms if config.reverse else gl.load(at) + terms
-    gl.store(at, terms)
-    if config.sums_terms:
-        gl.store(program.tensors.sums + index + rows, gl.sum(terms, axis=1))
+    if not config.sums_terms:
+        gl.store(at, terms)
+    return terms
 
 
 @gluon.jit
-def walk_gradient_tile(program, desc, work, tile, places, state, HALF: gl.constexpr):
-    """Write 64 channels of dq, or dk, of a tile, and their terms; return the state after it.
+def sums_from_here(parts, i):
+    """Return of terms the sums over a step and those after it in a tile, steps by channels, [64, 64] float32.
 
     Args:
+        parts: two blocks [64, 64], whose sum the terms are, steps by channels.
+        i: a counter, of which the triangle is made: it is not to stay in registers.
+    """
+    row = gl.arange(0, 64, layout=gl.SliceLayout(1, TRIANGLE))[:, None] + opaque_zero(i)
+    column = gl.arange(0, 16, layout=gl.SliceLayout(0, TRIANGLE))[None, :]
+    x = gl.zeros([64, 64], gl.float32, layout=SUMS)
+    for j in gl.static_range(4):
+        ones = gl.where(column + 16 * j >= row, 1.0, 0.0).to(parts[0].dtype)
+        for part in gl.static_range(2):
+            # [64, 16] @ [16, 64] -> [64, 64]
+            x = mma_v2(ones, parts[part].slice(16 * j, 16, dim=0).load(TERMS), x)
+    return x
+
+
+@gluon.jit
+def write_gate_gradients(program, desc, at, terms, later, places, HALF: gl.constexpr):
+    """Write 64 channels of dg of a tile; return `later` of the tile before it.
+
+    Args:
+        terms: of the tile, channels by steps, [64, 64].
+        later: sums of terms over the steps after the tile, [64].
+        places: the stage of values, the slot of gates.
+    """
+    inputs = program.inputs
+    dtype: gl.constexpr = inputs.v.dtype
+    PER_SLOT: gl.constexpr = 1 if desc.dtype == gl.float32 else 2
+    value, gate = places
+    before = later + gl.sum(terms, axis=1)
+    column = gl.arange(0, 64, layout=ACC_COLUMN)[None, :]
+    terms = gl.where(column == 63, terms + later[:, None], terms)
+    parts = block(inputs.gate, 2 * gate + 1), block(inputs.source, 2 * value + HALF)
+    parts[0].permute((1, 0)).store(nearest(terms, dtype))
+    parts[1].permute((1, 0)).store(remainder(terms, dtype))
+    fence_async_shared()
+    barrier()
+    dg = sums_from_here(parts, gate)
+    tma.store_wait(pendings=0)
+    barrier()  # terms and the gradient have been read
+    dg_block = gate_blocks(program, desc).index(PER_SLOT * gate)
+    if desc.dtype == gl.float32:
+        dg_block.reshape([64, 64]).store(dg)
+    else:
+        dg_block.reshape([64, 64]).store(nearest(dg, desc.dtype))
+    fence_async_shared()
+    barrier()
+    tma_store(desc, at, dg_block)
+    return before
+
+
+@gluon.jit
+def walk_gradient_tile(program, descs, work, tile, places, state, later, HALF: gl.constexpr):
+    """Write 64 channels of dq, or dk, of a tile, and their terms or dg; return the state and `later` after it.
+
+    Args:
+        descs: of dq or dk, and dg.
         places: the stage of values, the slots of gates and of scores.
+        later: see `write_gate_gradients`.
     """
     config: gl.constexpr = program.config
     BLOCKS: gl.constexpr = config.blocks
@@ -319,21 +395,38 @@ def walk_gradient_tile(program, desc, work, tile, places, state, HALF: gl.conste
         after = (wait_for_products(0, deps=in_flight),)
     else:
         after = wait_for_products(0, deps=in_flight)
+    desc, dg_desc = descs
+    at = [work.batch, work.head, tile * 64, 64 * HALF]
     factorT = block(inputs.gate, 2 * gate).permute((1, 0))
-    if config.gates:
-        targetT = block(inputs.gate, 2 * gate + 1).permute((1, 0))
-        add_terms(program, work, tile, out * widened(targetT.load(ACC)), HALF)
     factorT.store(nearest(out * widened(factorT.load(ACC)), dtype))
     fence_async_shared()
     barrier()
-    send(desc, [work.batch, work.head, tile * 64, 64 * HALF], inputs.gate.index(2 * gate), ADD)
+    send(desc, at, inputs.gate.index(2 * gate), ADD)
+    if config.gates:
+        targetT = block(inputs.gate, 2 * gate + 1).permute((1, 0))
+        terms = add_terms(program, work, tile, out * widened(targetT.load(ACC)), HALF)
+        if config.sums_terms:
+            later = write_gate_gradients(program, dg_desc, at, terms, later, (value, gate), HALF)
     tma.store_wait(pendings=0)
-    return after
+    return after, later
 
 
 @gluon.jit
-def gradient_state_partition(program, desc, HALF: gl.constexpr):
-    """Carry 64 rows of the state as float32 accumulators, and write as many channels of dq, or dk."""
+def load_later(program, work, HALF: gl.constexpr):
+    """Return the sums of terms over the steps after a segment, of 64 channels."""
+    config: gl.constexpr = program.config
+    D_QK: gl.constexpr = config.d_qk
+    channel = 64 * HALF + gl.arange(0, 64, layout=ACC_ROW)
+    if config.crosses:
+        at = program.tensors.crossing + get_state_index(program.schedule, work) * D_QK + channel
+        return gl.load(at, mask=channel < D_QK, other=0.0)
+    else:
+        return gl.zeros([64], gl.float32, layout=ACC_ROW)
+
+
+@gluon.jit
+def gradient_state_partition(program, descs, HALF: gl.constexpr):
+    """Carry 64 rows of the state as float32 accumulators, and write as many channels of dq, or dk and dg."""
     config: gl.constexpr = program.config
     GATE_SLOTS: gl.constexpr = config.num_gate_slots
     schedule, inputs, scores = program.schedule, program.inputs, program.scores
@@ -341,11 +434,12 @@ def gradient_state_partition(program, desc, HALF: gl.constexpr):
     gate = gl.to_tensor(HALF)
     for item in range(gl.program_id(0), schedule.num_items, gl.num_programs(0)):
         work = get_item(schedule, program.tensors.closed, item, config)
-        state = load_rows(program, work, HALF)
+        state, later = load_rows(program, work, HALF), load_later(program, work, HALF)
         for turn in range(work.first_tile, work.end_tile):
             scores.ring.consumer_wait(slot)
             tile = get_tile(work, turn, config.reverse)
-            state = walk_gradient_tile(program, desc, work, tile, (value.slot, gate, slot.slot), state, HALF)
+            places = value.slot, gate, slot.slot
+            state, later = walk_gradient_tile(program, descs, work, tile, places, state, later, HALF)
             barrier()
             inputs.gates.consumer_release(Cursor(gate, gate))
             inputs.values.consumer_release(value)
@@ -358,9 +452,10 @@ def gradient_state_partition(program, desc, HALF: gl.constexpr):
 
 @gluon.jit
 def walk_channels(
-    do_desc, v_desc, source_desc, g_desc, target_desc, out_desc, tensors, scale_log2, counts, config: gl.constexpr
+    do_desc, v_desc, source_desc, g_desc, target_desc, out_desc, dg_desc, tensors, scale_log2, counts,
+    config: gl.constexpr,
 ):  # fmt: skip
-    """Compute dq or dk of all heads, and the terms of dg; 4 warps and maxnreg=128."""
+    """Compute dq, or dk and dg, of all heads; 4 warps and maxnreg=128."""
     REGISTERS: gl.constexpr = config.state_registers
     GATE_REGISTERS: gl.constexpr = config.gate_registers
     schedule = get_schedule(counts)
@@ -368,8 +463,8 @@ def walk_channels(
     totals = gl.allocate_shared_memory(gl.float32, [4, 64], VECTORS)
     gl.warp_specialize(
         [
-            (gradient_state_partition, (program, out_desc, 0)),
-            (gradient_state_partition, (program, out_desc, 1)),
+            (gradient_state_partition, (program, (out_desc, dg_desc), 0)),
+            (gradient_state_partition, (program, (out_desc, dg_desc), 1)),
             (gradient_gate_partition, (program, g_desc, scale_log2, totals)),
             (load_gradient_tiles, (program, (do_desc, v_desc, source_desc, g_desc, target_desc))),
         ],
@@ -382,24 +477,26 @@ def walk_channels(
 
 
 def launch_channels(
-    walk: DeltaWalk, inputs: tuple[Tensor, ...], out: Tensor, tensors: GlaTensors, *, scale_log2: float,
-    reverse: bool, exact: bool, pieces: int,
+    walk: DeltaWalk, inputs: tuple[Tensor, ...], out: Tensor, dg: Tensor | None, tensors: GlaTensors, *,
+    scale_log2: float, reverse: bool, exact: bool, pieces: int,
 ) -> None:  # fmt: skip
-    """Write dq or, in reverse, dk, and the terms of dg if there is room for them.
+    """Write dq and the terms of dg or, in reverse, dk and dg.
 
     Args:
         inputs: q, k, g, v and do.
+        dg: like g, or None if it is not asked for.
         reverse, exact: see `GlaGradientConfig`.
         pieces: launches, one for some columns of v each; all but the first add to what is there.
     """
     q, k, g, v, do = inputs
     source, target = (q, k) if reverse else (k, q)
-    descs = tuple(map(descriptor, (do, v, source, g, target, out)))
-    gates = tensors.terms is not None
+    descs = tuple(map(descriptor, (do, v, source, g, target, out, g if dg is None else dg)))
+    gates = dg is not None
     for piece in range(pieces):
         config = GlaGradientConfig.of(
             channels_shape(v.shape[-1]), d_qk=q.shape[-1], d_hv=v.shape[-1], piece=piece, reverse=reverse, exact=exact,
             gates=gates, sums_terms=gates and reverse and piece == pieces - 1, loads=tensors.initial is not None,
+            crosses=tensors.crossing is not None,
         )  # fmt: skip
         enqueue(
             walk_channels, walk.programs, *descs, pointers(tensors, tensors.closed), scale_log2, DeltaCounts.of(walk),

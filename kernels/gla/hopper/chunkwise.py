@@ -1,8 +1,7 @@
 """Run forward and backward of the fused kernels of Gated Linear Attention, by the names of `backends`.
 
 forward:  o, and which sequences of a head have closed (columns) -> P of these (kda.hopper.operands) -> their o
-backward: dv and gradients of states (columns) -> dq, dk, terms of dg (channels), pairs of steps of what has closed
-          (gradients) -> dg (gates)
+backward: dv and gradients of states (columns) -> dq, dk and dg (channels), pairs of steps of what has closed (pairs)
 
 What has closed is walked a second time, exactly: each walk is launched twice, and a program finds on the device whether
 a sequence of a head is its own. Where there are segments the walks for o and dv come before as passes that write states
@@ -23,7 +22,6 @@ from tflabench.kernels.common.descriptors import aligned, made_like
 from tflabench.kernels.common.sizes import Sizes
 from tflabench.kernels.delta.hopper_plan import refuses_steps
 from tflabench.kernels.gla import hopper_plan as plans
-from tflabench.kernels.gla.gradients import add_pairs
 from tflabench.kernels.kda.hopper.operands import launch_scores
 from tflabench.kernels.scalar.hopper.chunkwise import RARE_STATES, refuses_hardware
 from tflabench.kernels.scalar.plan.hopper_segments import Segments
@@ -32,8 +30,9 @@ from tflabench.kernels.types import Gating
 
 from .channels import launch_channels
 from .columns import launch_columns
-from .gates import gradients_of_gates, sample_gates
+from .gates import sample_gates
 from .joins import joined
+from .pairs import launch_pairs
 from .walk import GlaTensors
 
 
@@ -149,27 +148,37 @@ def backward(
         )
 
     dq, dk = (torch.empty_like(x) for x in (q, k))
-    terms = sums = None
+    dg = terms = crossing = None
     if options.gate_gradients:
-        rows, tiles = sizes.rows, plan.cut.tiles
-        terms = q.new_empty((rows, tiles, plans.LARGEST_D_QK, plans.TILE), dtype=torch.float32)
-        sums = q.new_empty((rows, tiles, plans.LARGEST_D_QK), dtype=torch.float32)
+        dg = torch.empty_like(g)
+        terms = q.new_empty((sizes.rows, plan.cut.tiles, plans.LARGEST_D_QK, plans.TILE), dtype=torch.float32)
+        crossing = _crossing(starts, ends, None if d_last is None else others[-1], d_last)
     for out, states, reverse in ((dq, starts, False), (dk, ends, True)):
-        tensors = GlaTensors(closed, initial=states, terms=terms, sums=sums)
+        tensors = GlaTensors(closed, initial=states, terms=terms, crossing=crossing if reverse else None)
         for exact in (False, True):
             launch_channels(
-                plan.channels, (q, k, g, v, do), out, tensors, scale_log2=scale_log2, reverse=reverse, exact=exact,
+                plan.channels, (q, k, g, v, do), out, dg, tensors, scale_log2=scale_log2, reverse=reverse, exact=exact,
                 pieces=plans.pieces_of(v.shape[-1]),
             )  # fmt: skip
-    add_pairs((q, k, v, g, do), (dq, dk), terms, closed, options.scale)
-    dg = None
-    if sums is not None and terms is not None:
-        d_final = _matrix(d_last)
-        crossing = None if d_final is None else (others[-1] * d_final).sum(-1)
-        dg = gradients_of_gates(arguments.f, terms, sums, crossing, closed)
+    launch_pairs((q, k, g, do, v), dq, dk, dg, closed, sizes=sizes, scale=options.scale)
     given = dq, dk, dv, dg
     grads = (made_like(y, like) for y, like in zip(given, arguments[:4], strict=True))
     return (*grads, None, None if initial is None else made_like(d_initial, initial.C), None)
+
+
+def _crossing(starts: Tensor | None, ends: Tensor | None, last: Tensor | None, d_last: State | None) -> Tensor | None:
+    """Return <S, D> over columns at the ends of segments, (B, H, segments, d_qk), None for zero.
+
+    Args:
+        starts, ends: the states before segments, and the gradients after them, if there are several.
+        last, d_last: the last state and its gradient, None for zero.
+    """
+    at_end = None if last is None or d_last is None else (last * d_last.C).sum(-1, keepdim=True).mT
+    if starts is None or ends is None or starts.dim() == 4:
+        return at_end
+    if at_end is None:
+        at_end = torch.zeros_like(starts[:, :, :1, :, 0])
+    return torch.cat([(starts[:, :, 1:] * ends[:, :, :-1]).sum(-1), at_end], 2)
 
 
 def _planned(arguments: Arguments, options: KernelOptions) -> plans.GlaWalks:

@@ -83,9 +83,9 @@ class GlaGradientConfig(KernelConfig, GlaWalkShape):
     Attributes:
         reverse: backward in time, for dk.
         exact: of sequences of a head that have closed; else of the others.
-        gates: write what dg is made of; sums_terms: and the sums of tiles.
+        gates: dg is asked for; sums_terms: this walk writes it, others what it is made of.
         piece: which columns of v; all but the first add to dq and dk.
-        loads: the states before segments are given.
+        loads: the states before segments are given.  crosses: the sums of terms after them are.
     """
 
     d_qk: int
@@ -96,6 +96,7 @@ class GlaGradientConfig(KernelConfig, GlaWalkShape):
     sums_terms: bool
     piece: int
     loads: bool
+    crosses: bool
 
     @property
     def pieces(self) -> int:

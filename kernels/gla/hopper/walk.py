@@ -50,7 +50,7 @@ class GlaTensors(NamedTuple):
         final: what comes of it after the last segment of the walk, (B, H, d_qk, d_hv); of a pass, after each.
         decays: of a forward pass, (B, H, segments, d_qk): by what a segment multiplies the channels of a state.
         terms: q' G of dq, then less k' G of dk (`channels`), (B * H, tiles, 128, 64) float32, channels by steps.
-        sums: of terms over the steps of a tile, (B * H, tiles, 128) float32.
+        crossing: of dk, the sums of terms over the steps after segments, (B, H, segments, d_qk) float32.
     """
 
     closed: Any
@@ -59,7 +59,7 @@ class GlaTensors(NamedTuple):
     final: Any = None
     decays: Any = None
     terms: Any = None
-    sums: Any = None
+    crossing: Any = None
 
 
 @aggregate

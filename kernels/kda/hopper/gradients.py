@@ -142,14 +142,17 @@ def multiply_later(scores, pool):
 
 
 @gluon.jit
-def multiply_earlier(pool, BLOCK: gl.constexpr):
-    """Return dP^T q + dA^T k over the steps of a block, [64, 64]."""
+def multiply_earlier(pool, BLOCK: gl.constexpr, DELTA: gl.constexpr):
+    """Return dP^T q and (DELTA) dA^T k over the steps of a block, [64, 64]."""
     dpT = block(pool, DP_BETWEEN).permute((1, 0)).slice(16 * BLOCK, 16, dim=1).load(ACC_OPERAND)
-    daT = block(pool, DA_BETWEEN).permute((1, 0)).slice(16 * BLOCK, 16, dim=1).load(ACC_OPERAND)
     x = gl.zeros([64, 64], gl.float32, layout=ACC)
     x = warpgroup_mma(dpT, block(pool, LATER_Q).slice(16 * BLOCK, 16, dim=0), x, use_acc=False, is_async=True)
-    x = warpgroup_mma(daT, block(pool, LATER_K).slice(16 * BLOCK, 16, dim=0), x, is_async=True)
-    x, dpT, daT = wait_for_products(0, deps=(x, dpT, daT))
+    if DELTA:
+        daT = block(pool, DA_BETWEEN).permute((1, 0)).slice(16 * BLOCK, 16, dim=1).load(ACC_OPERAND)
+        x = warpgroup_mma(daT, block(pool, LATER_K).slice(16 * BLOCK, 16, dim=0), x, is_async=True)
+        x, dpT, daT = wait_for_products(0, deps=(x, dpT, daT))
+    else:
+        x, dpT = wait_for_products(0, deps=(x, dpT))
     return x
 
 
@@ -197,16 +200,20 @@ def until(tile, BLOCK: gl.constexpr):
 
 
 @gluon.jit
-def sum_from_here(tile, db, shut):
-    """Return dg [64, 64] of db in shared memory, summed over the steps from each on, and what passes the tile."""
+def sum_from_here(tile, db, passing):
+    """Return dg [4, 16, 64] of db in shared memory: its sums over the steps from each on, and what passes the tile."""
     d = as_blocks(db.load(BY_CHANNEL))
     of_block = gl.sum(d, axis=1)
     d += of_block[:, None, :] - sums_within_blocks(d)
     _before, after, _following, _following_two, _total = sums_of_blocks(of_block, tile.totals)
-    passing = tile.vectors.index(STATES).load(CHANNELS) + tile.vectors.index(WRITES).load(CHANNELS)
-    d += (after + passing[None, :])[:, None, :]
+    return d + (after + passing[None, :])[:, None, :]
+
+
+@gluon.jit
+def where_open(dg, shut):
+    """Return dg [4, 16, 64], and 0 for gates that are too small for a gradient, see `sum_gates`."""
     bit = gl.arange(0, 16, layout=STEP_OF_BLOCK)[None, :, None]
-    return as_steps(gl.where(((shut[:, None, :] >> bit) & 1) == 1, 0.0, d))
+    return gl.where(((shut[:, None, :] >> bit) & 1) == 1, 0.0, dg)
 
 
 # --- Parts of the gradients -------------------------------------------------------------------------------------------
@@ -270,26 +277,31 @@ def add_states(tile, of_states, diagonal, scale):
 
 
 @gluon.jit
-def add_within_blocks(tile, dq, dk, db):
-    """Add the pairs of steps of one block to dq, dk and db."""
+def add_within_blocks(tile, dq, dk, db, DELTA: gl.constexpr):
+    """Add the pairs of steps of one block to dq, dk and db; DELTA: those of dA too."""
     pool = tile.pool
     dtype: gl.constexpr = pool.dtype
     near = since(tile, tile.middles)
     up = gl.exp2(near)
     k = widened(block(pool, K).load(ACC))
     block(pool, LATER_Q).store(nearest(widened(block(pool, Q).load(ACC)) * up, dtype))
-    block(pool, LATER_K).store(nearest(k * up, dtype))
+    if DELTA:
+        block(pool, LATER_K).store(nearest(k * up, dtype))
     block(pool, EARLIER_K).store(nearest(k * gl.exp2(-near), dtype))
     fence_async_shared()
     barrier()
     x = multiply_once(block(pool, DP_WITHIN), block(pool, EARLIER_K))
     db = pinned(db + widened(block(pool, LATER_Q).load(ACC)) * x)
     dq = pinned(dq + gl.exp2(since(tile, tile.middles)) * x)
-    x = multiply_once(block(pool, DA_WITHIN), block(pool, EARLIER_K))
-    db = pinned(db + widened(block(pool, LATER_K).load(ACC)) * x)
-    dk = pinned(dk + gl.exp2(since(tile, tile.middles)) * x)
-    dpT, daT = block(pool, DP_WITHIN).permute((1, 0)), block(pool, DA_WITHIN).permute((1, 0))
-    x = multiply_two(dpT, block(pool, LATER_Q), daT, block(pool, LATER_K))
+    dpT = block(pool, DP_WITHIN).permute((1, 0))
+    if DELTA:
+        x = multiply_once(block(pool, DA_WITHIN), block(pool, EARLIER_K))
+        db = pinned(db + widened(block(pool, LATER_K).load(ACC)) * x)
+        dk = pinned(dk + gl.exp2(since(tile, tile.middles)) * x)
+        daT = block(pool, DA_WITHIN).permute((1, 0))
+        x = multiply_two(dpT, block(pool, LATER_Q), daT, block(pool, LATER_K))
+    else:
+        x = multiply_once(dpT, block(pool, LATER_Q))
     db = pinned(db - widened(block(pool, EARLIER_K).load(ACC)) * x)
     dk = pinned(dk + gl.exp2(-since(tile, tile.middles)) * x)
     barrier()  # the pool has been read
@@ -305,14 +317,18 @@ def multiply_once(a, b):
 
 
 @gluon.jit
-def add_between_blocks(tile, dq, dk, db):
-    """Add the pairs of steps of different blocks to dq, which takes the place of q, and to dk and db."""
+def add_between_blocks(tile, dq, dk, db, DELTA: gl.constexpr):
+    """Add the pairs of steps of different blocks to dq, which takes the place of q, and to dk and db.
+
+    DELTA: those of dA too.
+    """
     pool = tile.pool
     dtype: gl.constexpr = pool.dtype
     up = gl.exp2(since(tile, tile.starts))
     block(pool, LATER_Q).store(nearest(widened(block(pool, Q).load(ACC)) * up, dtype))
     k = widened(block(pool, K).load(ACC))
-    block(pool, LATER_K).store(nearest(k * up, dtype))
+    if DELTA:
+        block(pool, LATER_K).store(nearest(k * up, dtype))
     for i in gl.static_range(3):
         block(pool, EARLIER_K + i).store(nearest(k * until(tile, i + 1), dtype))
     fence_async_shared()
@@ -321,11 +337,12 @@ def add_between_blocks(tile, dq, dk, db):
     db = pinned(db + widened(block(pool, LATER_Q).load(ACC)) * x)
     dq = pinned(dq + gl.exp2(since(tile, tile.starts)) * x)
     block(pool, Q).store(nearest(dq, dtype))
-    x = multiply_later(block(pool, DA_BETWEEN), pool)
-    db = pinned(db + widened(block(pool, LATER_K).load(ACC)) * x)
-    dk = pinned(dk + gl.exp2(since(tile, tile.starts)) * x)
+    if DELTA:
+        x = multiply_later(block(pool, DA_BETWEEN), pool)
+        db = pinned(db + widened(block(pool, LATER_K).load(ACC)) * x)
+        dk = pinned(dk + gl.exp2(since(tile, tile.starts)) * x)
     for i in gl.static_range(3):
-        x = multiply_earlier(pool, i + 1)
+        x = multiply_earlier(pool, i + 1, DELTA)
         db = pinned(db - widened(block(pool, EARLIER_K + i).load(ACC)) * x)
         dk = pinned(dk + until(tile, i + 1) * x)
     return dk, db
@@ -409,8 +426,8 @@ def gradients_of_tiles(  # noqa: PLR0913, PLR0915  descriptors, which Triton doe
         gl.store(at, dbeta, mask=t < num_steps)
     mbarrier.wait(full, 0)
     dq, dk, db = add_states(tile, (dq, reads, writes), diagonal, scale)
-    dq, dk, db = add_within_blocks(tile, dq, dk, db)
-    dk, db = add_between_blocks(tile, dq, dk, db)
+    dq, dk, db = add_within_blocks(tile, dq, dk, db, True)
+    dk, db = add_between_blocks(tile, dq, dk, db, True)
     block(tile.pool, K).store(nearest(dk, q_desc.dtype))
     barrier()  # b has been read
     tile.sums.store(db)
@@ -418,7 +435,8 @@ def gradients_of_tiles(  # noqa: PLR0913, PLR0915  descriptors, which Triton doe
     barrier()
     send(dq_desc, [batch, head, step, channel], tile.pool.index(Q), PIECE > 0)
     send(dk_desc, [batch, head, step, channel], tile.pool.index(K), PIECE > 0)
-    dg = sum_from_here(tile, tile.sums, shut)
+    passing = tile.vectors.index(STATES).load(CHANNELS) + tile.vectors.index(WRITES).load(CHANNELS)
+    dg = as_steps(where_open(sum_from_here(tile, tile.sums, passing), shut))
     dg_block = tile.sums_block
     if dg_desc.dtype == gl.bfloat16:
         dg_block = as_bfloat16(dg_block)
