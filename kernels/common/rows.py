@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -32,6 +33,12 @@ def rows(x: Tensor, steps: Tensor | None = None) -> Rows:
     """Return what kernels take for x (B, H, T, d), of any strides but for the columns', which are copied if need be."""
     x = x if x.stride(-1) == 1 else x.contiguous()
     return Rows(x, *x.stride()[:3], steps)
+
+
+def empty_rows(x: Tensor) -> Tensor:
+    """Return room like x (B, H, T, d), uninitialised, that kernels can write to: with its strides where they can be."""
+    y = torch.empty_like(x)
+    return y if y.stride(-1) == 1 else torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
 
 @triton.jit

@@ -35,7 +35,7 @@ from torch.nn.functional import pad
 
 from tflabench.kernels.common.cover import cdiv
 from tflabench.kernels.common.launching import enqueue
-from tflabench.kernels.common.rows import load_matrix, load_rows, load_vector, store_matrix, store_rows
+from tflabench.kernels.common.rows import empty_rows, load_matrix, load_rows, load_vector, store_matrix, store_rows
 from tflabench.kernels.gla.plan import GRADIENT_STAGES, GlaPlan
 
 from .call import GlaCall
@@ -87,7 +87,6 @@ class GradientsConfig:
         strict: a step does not read what it writes itself.
         gates: dg is written.
         hidden: columns of v and do at a time.
-        near: pairs of steps within `tiles.NEAR` have one reference, whatever their gates.
     """
 
     first: bool
@@ -101,7 +100,6 @@ class GradientsConfig:
     tile: int
     block: int
     hidden: int
-    near: bool = False
 
 
 class TileOfHead(NamedTuple):
@@ -334,7 +332,7 @@ def gradients_of_reader(
         edges: whether the first chunk has a state before it, and the last a gradient after it.
     """
     plan, blocks, weighted = call.plan, call.plan.blocks, reader.weighted
-    dq, dk = (x.new_empty(x.shape) for x in (reader.q, reader.k))
+    dq, dk = empty_rows(reader.q), empty_rows(reader.k)
     heads, d = plan.batch * plan.heads, plan.d_qk
     sums = None
     if gates:
@@ -353,7 +351,7 @@ def gradients_of_reader(
 def gradients_of_decays(call: GlaCall, g: Tensor, sums: DecaySums, crossing: Tensor) -> Tensor:
     """Return dg in the dtype of g, of the sums of all readers, and what crosses the start of each chunk."""
     plan = call.plan
-    dg = g.new_empty(g.shape)
+    dg = empty_rows(g)
     enqueue(
         add_passing, plan.batch * plan.heads * plan.tiles * cdiv(plan.d_qk, plan.blocks.block),
         call.rows(g), sums.within, _passing(plan, crossing, sums.ending, sums.beginning), call.rows(dg),

@@ -22,14 +22,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from tflabench.kernels.common.cover import cdiv
+from tflabench.kernels.common.descriptors import made_like
 from tflabench.kernels.common.launching import enqueue
-from tflabench.kernels.common.rows import load_matrix, load_rows, load_vector, store_rows
+from tflabench.kernels.common.rows import empty_rows, load_matrix, load_rows, load_vector, store_rows
 
 from .call import GlaCall
 from .scores import Weighted
@@ -144,13 +144,14 @@ def _launch(
     config: OutputsConfig,
 ) -> Tensor:  # fmt: skip
     plan = call.plan
-    out = torch.empty_like(like)
+    out = empty_rows(like)
     programs = plan.batch * plan.heads * plan.tiles * cdiv(plan.d_hv, config.outer)
-    written = out if out.stride(-1) == 1 else torch.empty(like.shape, dtype=like.dtype, device=like.device)
     enqueue(
         parallel_outputs, programs,
-        x, y, call.rows(z), call.rows(written), weighted.scores, weighted.totals, states,
+        x, y, call.rows(z), call.rows(out), weighted.scores, weighted.totals, states,
         OutputSizes(plan.heads, plan.T, plan.d_qk, plan.d_hv, plan.chunk_tiles),
         config=config, num_warps=4, num_stages=2 if x.element_size() == 2 else 1,
     )  # fmt: skip
-    return out if written is out else out.copy_(written)
+    made = made_like(out, like)
+    assert made is not None
+    return made

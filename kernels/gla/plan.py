@@ -10,6 +10,7 @@ from tflabench.kernels.common.tiling import StateTiles, buffered, fitting, has_a
 
 # By dtype, the bits that a channel may close in a tile with one reference for all pairs of its steps.
 REACH = {"bfloat16": 80.0, "float16": 16.0, "float32": 80.0}
+NEAR = {"bfloat16": 16, "float16": 1, "float32": 1}  # steps whose pairs have one reference whatever their gates
 DTYPES = tuple(REACH)
 GRADIENT_STAGES = 3  # of 16 bits: tiles of v and do in flight where gradients are made
 PROGRAMS = 264  # the walk over states is cut into segments until it has about this many, on `USUAL` multiprocessors
@@ -80,6 +81,7 @@ class GlaPlan:
         blocks: how kernels cut it.
         reach: bits that a channel may close in a tile with one reference for all pairs of its steps; negative: no tile
             has one.
+        near: steps of the blocks that a tile is halved down to where it has none: their pairs have one.
         programs: at least as many should run at once.
     """
 
@@ -91,6 +93,7 @@ class GlaPlan:
     chunk_size: int
     blocks: Blocks
     reach: float
+    near: int
     programs: int
 
     @staticmethod
@@ -107,6 +110,7 @@ class GlaPlan:
             chunk_size=L,
             blocks=Blocks.for_shape(d_qk, d_hv, 4 if dtype == "float32" else 2, L),
             reach=REACH[dtype],
+            near=NEAR[dtype],
             programs=PROGRAMS * multiprocessors // USUAL.multiprocessors,
         )
 
@@ -127,8 +131,8 @@ class GlaPlan:
 
     @property
     def levels(self) -> int:
-        """Times that a tile can be halved."""
-        return self.blocks.tile.bit_length() - 1
+        """Times that a tile is halved."""
+        return self.blocks.tile.bit_length() - self.near.bit_length()
 
     def segments(self, programs: int) -> int:
         """Return how many segments to cut the sequence into, where each has this many programs."""

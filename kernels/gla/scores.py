@@ -46,7 +46,7 @@ class ScoresConfig:
 
     Attributes:
         tile, block: steps of a program, and channels at a time.
-        levels: log2 of tile.
+        levels: see `GlaPlan`.
         reach: bits that a channel may close in a tile with one reference.
     """
 

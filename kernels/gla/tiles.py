@@ -5,7 +5,8 @@ as a factor of q_i times a factor of k_j: sums of log decays up to i from a refe
 between j and i gives two sums that are both at most 0, whatever the gates: no exponent overflows, none is inf - inf,
 and a closed gate is a weight of 0. A tile where no channel closes far has one reference for all pairs, half its sum:
 exponents are then at most half of that, and one product does. Elsewhere the tile is halved again and again: the pairs
-across the middle of 64 steps, of each 32, ... of each 2, a product each, with the middle as reference.
+across the middle of 64 steps, of each 32, ... of each 2, a product each, with the middle as reference. In bfloat16,
+which has the exponents of float32, halving ends at 16 steps, whose pairs have one reference (`weigh_near`).
 """
 
 # pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
@@ -22,7 +23,6 @@ from tflabench.kernels.common.rows import load_rows
 LOG2E = tl.constexpr(1.4426950408889634)
 # log2 of a decay that is 0 in float32. Sums of it are finite, and are added, never subtracted: they lose nothing.
 CLOSED = tl.constexpr(-150.0)
-NEAR = tl.constexpr(16)  # steps, of which pairs may have one reference whatever their gates, in bfloat16
 LEAST_NEAR = tl.constexpr(-16.0)
 LARGEST_FLOAT16 = tl.constexpr(65504.0)
 
@@ -53,17 +53,19 @@ def sums_of_segments(log2, SEGMENT: tl.constexpr):
 
 
 @triton.jit
-def sums_of_level(log2, level, LEVELS: tl.constexpr):
-    """Return `sums_of_segments` of half the rows at level 0, of a quarter at level 1, ... of one at level LEVELS - 1.
+def sums_to_middles(log2, level, LEVELS: tl.constexpr):
+    """Return the sums of log decays between each step and the middle of its block of ROWS >> level steps.
 
-    The level is a number of the loop, which is not unrolled: all levels at once would not fit into registers.
+    Before the middle they are those after the step, behind it those up to the step. The level is a number of the loop,
+    which is not unrolled: all levels at once would not fit into registers.
     """
     ROWS: tl.constexpr = log2.shape[0]
-    until, after = sums_of_segments(log2, 1)
+    until, after = sums_of_segments(log2, ROWS >> LEVELS)
     for n in tl.static_range(1, LEVELS):
         if level == n - 1:
             until, after = sums_of_segments(log2, ROWS >> n)
-    return until, after
+    behind = tl.arange(0, ROWS) // (ROWS >> (level + 1)) % 2 == 1
+    return tl.where(behind[:, None], until, after)
 
 
 @triton.jit
@@ -73,6 +75,13 @@ def across_middles(level, TILE: tl.constexpr):
     i = (tl.arange(0, TILE) // half)[:, None]
     j = (tl.arange(0, TILE) // half)[None, :]
     return (i == j + 1) & (i % 2 == 1)
+
+
+@triton.jit
+def within_blocks(TILE: tl.constexpr, STEPS: tl.constexpr):
+    """Return which pairs [i, j] lie in one block of STEPS steps."""
+    i = tl.arange(0, TILE) // STEPS
+    return i[:, None] == i[None, :]
 
 
 @triton.jit
@@ -99,11 +108,10 @@ def weigh_by_one_reference(q_given, k_given, log2, until):
 @triton.jit
 def weigh_halves(q_given, k_given, log2, level, LEVELS: tl.constexpr):
     """Return q and k weighted from and to the middles of a level's blocks, rounded, and these weights."""
-    until, after = sums_of_level(log2, level, LEVELS)
-    up, down = tl.exp2(until), tl.exp2(after)
-    x = (q_given.to(tl.float32) * up).to(q_given.dtype)
-    y = (k_given.to(tl.float32) * down).to(k_given.dtype)
-    return x, y, up, down
+    weights = tl.exp2(sums_to_middles(log2, level, LEVELS))
+    x = (q_given.to(tl.float32) * weights).to(q_given.dtype)
+    y = (k_given.to(tl.float32) * weights).to(k_given.dtype)
+    return x, y, weights
 
 
 @triton.jit
@@ -129,10 +137,15 @@ def scores_by_halves(q_given, k_given, log2, config: tl.constexpr):
     """Return `pair_scores` without scale, right for any gates."""
     TILE: tl.constexpr = config.tile
     LEVELS: tl.constexpr = config.levels
-    same = tl.arange(0, TILE)[:, None] == tl.arange(0, TILE)[None, :]
-    s = tl.where(same, tl.sum(q_given.to(tl.float32) * k_given.to(tl.float32), 1)[:, None], 0.0)
+    NEAR: tl.constexpr = TILE >> LEVELS
+    s = tl.zeros([TILE, TILE], tl.float32)
+    if NEAR > 1:
+        x, y, _, _ = weigh_near(q_given, k_given, log2, NEAR)
+        s = tl.where(within_blocks(TILE, NEAR), tl.dot(x, y.T, input_precision=config.precision), 0.0)
+    own = tl.sum(q_given.to(tl.float32) * k_given.to(tl.float32), 1)
+    s = tl.where(within_blocks(TILE, 1), own[:, None], s)
     for level in range(LEVELS):
-        x, y, _, _ = weigh_halves(q_given, k_given, log2, level, LEVELS)
+        x, y, _ = weigh_halves(q_given, k_given, log2, level, LEVELS)
         part = tl.dot(x, y.T, input_precision=config.precision)
         s += tl.where(across_middles(level, TILE), part, 0.0)
     return s
@@ -171,19 +184,19 @@ def gradients_by_halves(ds, q_given, k_given, log2, config: tl.constexpr):
     TILE: tl.constexpr = config.tile
     COLS: tl.constexpr = config.block
     LEVELS: tl.constexpr = config.levels
-    BETWEEN: tl.constexpr = LEVELS - 4 if config.near else LEVELS  # down to halves of NEAR steps
-    if config.near:
-        i = tl.arange(0, TILE) // NEAR
+    NEAR: tl.constexpr = TILE >> LEVELS
+    if NEAR > 1:
         x, y, up, down = weigh_near(q_given, k_given, log2, NEAR)
-        dq, dk, pairs = weighted_gradients(tl.where(i[:, None] == i[None, :], ds, 0.0), x, y, up, down, config)
+        near = tl.where(within_blocks(TILE, NEAR), ds, 0.0)
+        dq, dk, pairs = weighted_gradients(near, x, y, up, down, config)
     else:
         dq = tl.zeros([TILE, COLS], tl.float32)
         dk = tl.zeros([TILE, COLS], tl.float32)
         pairs = tl.zeros([TILE, COLS], tl.float32)
-    for level in range(BETWEEN):
-        x, y, up, down = weigh_halves(q_given, k_given, log2, level, LEVELS)
+    for level in range(LEVELS):
+        x, y, weights = weigh_halves(q_given, k_given, log2, level, LEVELS)
         part = tl.where(across_middles(level, TILE), ds, 0.0)
-        dq_part, dk_part, pairs_part = weighted_gradients(part, x, y, up, down, config)
+        dq_part, dk_part, pairs_part = weighted_gradients(part, x, y, weights, weights, config)
         dq += dq_part
         dk += dk_part
         pairs += pairs_part

@@ -10,7 +10,7 @@ from tflabench.kernels.delta.plan import WalkTiles
 from tflabench.kernels.gla.plan import GlaPlan
 
 LARGEST_D_QK = 128  # at 256/512 a kernel reads outside of its tensors
-EVERY_GATE = -1.0  # a `GlaPlan.reach` of no tile: all are cut into halves, so that times do not depend on the gates
+EVERY_GATE = -1.0  # a `GlaPlan.reach` of no tile: all are halved, so that times do not depend on the gates
 
 
 def refuses_sizes(d_qk: int, d_hv: int, chunk_size: int | None) -> str | None:

@@ -35,12 +35,11 @@ def launches(problem: Problem) -> dict[str, LaunchCounts]:
         return made
     # Rows of the state are read in two parts of 16 bits. All launches but the first add to what is there.
     flops, moved = 3 * through_state + pieces * of_qk + of_hv, 2 * hv + pieces * (2 * qk + gates)
-    written, terms = qk * (3 * pieces - 2), p.d_qk * FLOAT
+    written, terms = qk * (3 * pieces - 2), p.d_qk * FLOAT  # the last walk writes dg in place of terms
     return made | {
         "dv": LaunchCounts(2 * through_state + of_qk + of_hv, 2 * (qk + hv) + gates),
         "dq": LaunchCounts(flops, moved + written + terms * (2 * pieces - 1)),
-        "dk": LaunchCounts(flops, moved + written + terms * 2 * pieces),
-        "dg": LaunchCounts(0, terms + gates),
+        "dk": LaunchCounts(flops, moved + written + terms * (2 * pieces - 1) + gates),
     }
 
 

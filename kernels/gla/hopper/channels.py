@@ -490,7 +490,7 @@ def launch_channels(
     """
     q, k, g, v, do = inputs
     source, target = (q, k) if reverse else (k, q)
-    descs = tuple(map(descriptor, (do, v, source, g, target, out, g if dg is None else dg)))
+    descs = tuple(map(descriptor, (do, v, source, g, target, out, dg if dg is not None and reverse else g)))
     gates = dg is not None
     for piece in range(pieces):
         config = GlaGradientConfig.of(

@@ -94,6 +94,14 @@ def test_with_the_blocks_that_run_on_a_gpu(case: Case) -> None:
 
 
 @pytest.mark.usefixtures("large")
+@pytest.mark.parametrize("gates", ["uniform", "zeros"])
+def test_blocks_of_16_steps_have_one_reference(gates: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in bfloat16, of which the interpreter knows no products."""
+    monkeypatch.setitem(plan.NEAR, "float32", 16)
+    assert failures(Case(100, 16, 16, gates, states=True)) == []
+
+
+@pytest.mark.usefixtures("large")
 def test_a_sequence_in_segments_is_the_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where programs are few the walk over states is cut into segments; states in and out."""
     case = Case(200, 16, 16, "zeros", states=True)
