@@ -92,7 +92,7 @@ register(
         ChannelGate,
         _module("gla.reference"),
         {"hopper": _kernels("gla.hopper.chunkwise"), "tfla": _kernels("gla.chunkwise")},
-        {"auto": ("tfla",)},
+        {"auto": ("hopper", "tfla")},
         reference_chunk_size=32,
         batch_from=float("inf"),
     )

@@ -22,8 +22,9 @@ class GlaOptions(TypedDict, total=False):
 
     Attributes:
         scale, initial_state, cu_seqlens, chunk_size, layout, group: as in `Options`.
-        implementation: "auto", the default, is "tfla" where it runs, else "reference" (CPU, float64, head dimensions
-            that are no multiple of 16). "tfla": TFLA with a gate a channel, in Triton.
+        implementation: "auto", the default, is "hopper" on a Hopper GPU for what it takes, "tfla" where that runs, and
+            "reference" for the rest (CPU, float64, head dimensions that are no multiple of 16). "hopper": fused
+            kernels, for bfloat16, d_qk up to 128 and d_hv up to 512. "tfla": TFLA with a gate a channel, in Triton.
     """
 
     scale: float | None

@@ -67,13 +67,13 @@ if TYPE_CHECKING:
 VERSIONS = {
     "fused": 26,
     "triton": 5,
-    "gla": 1,
+    "gla": 2,
     "step": 1,
     "reference": 1,
     "delta": 3,
     "fused_delta": 2,
-    "fused_gla": 1,
-    "kda": 1,
+    "fused_gla": 2,
+    "kda": 2,
     "fused_kda": 1,
 }
 CPU_CHUNK_SIZE = 64  # of the reference where the problem leaves it open: fastest on CPUs up to head dimensions of 256
