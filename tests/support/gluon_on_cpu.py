@@ -59,6 +59,7 @@ import tflabench.kernels.gla.hopper as gla_hopper
 import tflabench.kernels.kda.hopper as kda_hopper
 import tflabench.kernels.scalar.hopper as hopper
 from tflabench.kernels.common import device
+from tflabench.kernels.common.cover import cdiv, next_power_of_2
 from tflabench.kernels.common.sizes import Device
 from tflabench.kernels.scalar.hopper import backward, config, documents, forward, segment_states, tiles
 from tflabench.kernels.scalar.hopper.config import CarryConfig
@@ -550,16 +551,25 @@ interpreted: Any = segment_states.carry  # what Triton's decorator returns has n
 
 
 class Carry:
-    """The Triton kernel beside them, interpreted, without what only a GPU has. It waits for those before it."""
+    """The Triton kernel beside them, interpreted: a state a program, without what only a GPU has.
+
+    It waits for those before it.
+    """
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
 
     def __getitem__(self, grid: tuple[int]) -> Any:
-        def run(states: CarriedStates, *args: Any, config: CarryConfig, launch_pdl: bool, **options: Any) -> None:
+        def run(
+            states: CarriedStates, g: Tensor, elements: int, *args: Any, config: CarryConfig, launch_pdl: bool,
+            **options: Any,
+        ) -> None:  # fmt: skip
             assert config.overlap
             assert launch_pdl
-            interpreted[grid](states, *args, config=replace(config, overlap=False), **options)
+            rows, left = divmod(grid[0], cdiv(elements, config.block))
+            assert not left
+            config = replace(config, overlap=False, block=next_power_of_2(elements))
+            interpreted[(rows,)](states, g, elements, *args, config=config, **options)
             self.machine.unfinished = [x for x in (states.starts, states.after) if x is not None]
 
         return run
@@ -598,6 +608,7 @@ def launch_on(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiles, "WIDEST_OPERAND", 2 if machine.newer else 4)
     config.WalkConfig.of.cache_clear()  # of the other Triton
     monkeypatch.setattr(segment_states, "carry", Carry(machine))
+    monkeypatch.setattr(documents, "ROWS", 64)  # a program, of which each costs the interpreter as much
 
     def converted(skip: Tensor | None) -> Tensor | None:
         """What `weights` makes where it has to convert: PyTorch's kernel may still run too when the next one starts."""

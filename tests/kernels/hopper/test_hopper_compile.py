@@ -116,9 +116,9 @@ def test_segments_start_from_what_those_before_added_and_the_last_is_read_only_f
     kernel: Any = carry
     accumulated = parts - lowest - (0 if end or reverse else len(of_the_last))
     config = CarryConfig(
-        tiles=2, block=64, reverse=reverse, resumed=resumed, store_final_state=end, overlap=False
+        tiles=2, block=32, reverse=reverse, resumed=resumed, store_final_state=end, overlap=False
     )  # fmt: skip
-    kernel[(rows,)](
+    kernel[(2 * rows,)](  # two blocks of elements, of which the second is half full
         CarriedStates(given, state, state, after), g, elements, tiles, 2, parts, segments, split, lowest, accumulated,
         config=config,
     )  # fmt: skip
