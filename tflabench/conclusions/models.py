@@ -107,7 +107,12 @@ def gains(rows: Sequence[Row]) -> Iterator[str]:
         gain = _times_as_fast(ours, peer) if ours and peer else None
         if gain and ours and peer:
             of = f"{record(ours)['mode']}, {ours.batch} x {ours.seq_len}{', both throttled' if ours.throttled else ''}"
-            yield f"{ours.title} is {gain.value:.2f} ± {gain.margin:.2f} times as fast as {peer.title} ({of})."
+            sentence = f"{ours.title} is {gain.value:.2f} ± {gain.margin:.2f} times as fast as {peer.title} ({of})"
+            if recurrence := ours.details.get("recurrence_ms"):
+                sentence += (
+                    f"; with a recurrence that takes no time it would be {_ms(peer) / (_ms(ours) - recurrence):.2f}"
+                )
+            yield f"{sentence}."
 
 
 def crossings(rows: Sequence[Row]) -> Iterator[str]:
