@@ -25,7 +25,7 @@ class Architecture:
         bounded: which formula of `theory.roofline` counts its FLOPs and bytes.
         kernels: sets of kernels that it runs on.
         parameters: all of them.
-        recurrence: the functions that compute it, as "module:name" or "module:class.name"; some need a package.
+        recurrence: the functions that compute it, with their modules; some need a package.
         blocks: that are compared with float64: one of each sort.
         attention: heads, and their dimension, of a layer of attention beside those of the recurrence.
         step: steps of which T must be a multiple.
@@ -100,8 +100,8 @@ XLSTM = Architecture(  # Table 4 of the paper
     kernels=("ours", "mlstm_kernels", "mlstm_kernels_limit", "native"),
     parameters=1_421_232_512,
     recurrence=(
-        "mlstm_kernels.torch.backend_module:mLSTMBackend.forward",
-        "transformers.models.xlstm.modeling_xlstm:xLSTMBackend.forward",
+        "mlstm_kernels.torch.backend_module.mLSTMBackend.forward",
+        "transformers.models.xlstm.modeling_xlstm.xLSTMBackend.forward",
     ),
     step=64,
 )
@@ -118,7 +118,7 @@ LLAMA = Architecture(
     bounded="attention",
     kernels=("sdpa",),
     parameters=1_420_396_544,
-    recurrence=("torch.nn.functional:scaled_dot_product_attention",),
+    recurrence=("torch.nn.functional.scaled_dot_product_attention",),
 )  # fmt: skip
 MAMBA2 = Architecture(
     title="Mamba 2 1.3B",
@@ -134,7 +134,7 @@ MAMBA2 = Architecture(
     kernels=("ours", "mamba_ssm", "native"),
     parameters=1_343_757_312,
     recurrence=tuple(
-        f"transformers.models.mamba2.modeling_mamba2:mamba2_{name}"
+        f"transformers.models.mamba2.modeling_mamba2.mamba2_{name}"
         for name in ("split_conv1d_scan_combined", "chunk_scan", "selective_state_update")
     ),
 )  # fmt: skip
@@ -149,7 +149,7 @@ QWEN3_NEXT = Architecture(
     kernels=("ours", "fla", "native"),
     parameters=889_179_200,
     recurrence=tuple(
-        f"transformers.models.qwen3_next.modeling_qwen3_next:torch_{name}_gated_delta_rule"
+        f"transformers.models.qwen3_next.modeling_qwen3_next.torch_{name}_gated_delta_rule"
         for name in ("chunk", "recurrent")
     ),
     blocks=4,

@@ -10,10 +10,12 @@ from __future__ import annotations
 import copy
 import importlib
 import inspect
+import pkgutil
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, suppress
 from typing import Any, ClassVar
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -168,16 +170,11 @@ def _innermost(function: Any) -> Any:
 def _places(of: Architecture) -> Iterator[tuple[Any, str]]:
     """Yield the module or class, and the name, of every function that computes the recurrence here."""
     for path in of.recurrence:
-        module, _, names = path.partition(":")
-        try:
-            holder: Any = importlib.import_module(module)
-        except ImportError:
-            continue
-        *classes, name = names.split(".")
-        for each in classes:
-            holder = getattr(holder, each, None)
-        if hasattr(holder, name):
-            yield holder, name
+        holder, _, name = path.rpartition(".")
+        with suppress(ImportError, AttributeError):
+            place = pkgutil.resolve_name(holder)
+            getattr(place, name)
+            yield place, name
 
 
 def _options(of: Architecture, kernels: Kernels, dtype: str, training: bool, *, part: bool) -> dict[str, Any]:
@@ -340,7 +337,9 @@ def _recurrence_ms(of: Architecture, run: Callable[[], object], device: torch.de
         times.append(torch.cuda.Event(enable_timing=True))
         times[-1].record()
 
-    with _timed(of, note):
+    with ExitStack() as replaced:
+        for holder, name in _places(of):
+            replaced.enter_context(patch.object(holder, name, _noting(getattr(holder, name), note)))
         run()
     if device.type != "cuda":
         return 1e3 * sum(end - start for start, end in zip(times[::2], times[1::2], strict=True))
@@ -348,20 +347,9 @@ def _recurrence_ms(of: Architecture, run: Callable[[], object], device: torch.de
     return sum(start.elapsed_time(end) for start, end in zip(times[::2], times[1::2], strict=True))
 
 
-@contextmanager
-def _timed(of: Architecture, note: Callable[[], None]) -> Iterator[None]:
-    """Within the block `note` is called before and after each forward and backward of the recurrence."""
-    before = [(holder, name, getattr(holder, name)) for holder, name in _places(of)]
-    try:
-        for holder, name, function in before:
-            setattr(holder, name, _noting(function, note))
-        yield
-    finally:
-        for holder, name, function in before:
-            setattr(holder, name, function)
-
-
 def _noting(function: Callable[..., Any], note: Callable[[], None]) -> Callable[..., Any]:
+    """Return a function that calls `note` before and after its forward pass, and before and after its backward pass."""
+
     def noted(*args: Any, **named: Any) -> Any:
         given = [x for x in (*args, *named.values()) if isinstance(x, Tensor) and x.requires_grad]
         note()
