@@ -7,6 +7,7 @@ which asks `backends` for kernels. `step` has the decode step.
 
 from __future__ import annotations
 
+import functools
 from contextlib import nullcontext
 from typing import Any, Literal, NamedTuple, Protocol, TypedDict, Unpack, cast, overload
 
@@ -43,7 +44,7 @@ from .state import State, zero_state
 from .types import ChunkSize, Gating, Implementation, Layout
 
 
-class Options(TypedDict, total=False):
+class CommonOptions(TypedDict, total=False):
     """Keywords of every operation on sequences.
 
     Attributes:
@@ -54,14 +55,6 @@ class Options(TypedDict, total=False):
             the kernels' tile; for the reference any L >= 1.
         initial_state: the State before the first step; None, the default, is `zero_state`.
         scale: of q; None, the default, is 1/sqrt(d_qk) (for `mamba2_ssd` 1).
-        state_dtype: torch.float32, the default, or torch.bfloat16: the widest type in which states between chunks lie
-            in memory. Kernels keep them in the dtype of q where that is narrower: their products would round them to it
-            anyway.
-        implementation: "auto", "reference", "hopper", "tfla" (one of the next two), "tfla_xl" or "tfla_limit". "auto",
-            the default, is the fused kernels ("hopper": compute capability 9.0) where they take these inputs, else a
-            TFLA kernel, else the reference (CPU, float64, head dimensions that are no multiple of 16). It is not the
-            fused kernels below a chunk size of 512, as they write larger states. `choose` says which one runs.
-        config: for experts, how the TFLA kernels are tiled; None, the default, is `TileConfig.for_shape`.
         cu_seqlens: (N + 1,), int32 or int64, where N documents begin and end that lie end to end along T, from 0 to T;
             B is 1 then. States are one a document, (N, H, ...). None, the default, is one sequence. Give them on the
             CPU: kernels then take all documents in one launch. On a GPU they are waited for if states go in or out.
@@ -70,17 +63,36 @@ class Options(TypedDict, total=False):
             `cu_seqlens` and `initial_state` are those of the whole sequence, the same on all ranks; the last state is
             that after a rank's own steps, of documents zero where it has none of them. If one rank goes backward, all
             must. torch.compile leaves such a call to Python.
+        deterministic_layout: each row of the batch, or document, is computed by itself, one after the other. Then its
+            bits do not depend on the others. False, the default, is faster where a row alone does not fill a GPU.
     """
 
     layout: Layout
     chunk_size: ChunkSize
     initial_state: State | None
     scale: float | None
+    cu_seqlens: Tensor | None
+    group: Any
+    deterministic_layout: bool
+
+
+class Options(CommonOptions, total=False):
+    """Keywords of operations with scalar gates: `CommonOptions` and these.
+
+    Attributes:
+        state_dtype: torch.float32, the default, or torch.bfloat16: the widest type in which states between chunks lie
+            in memory. Kernels keep them in the dtype of q where that is narrower: their products would round them to it
+            anyway.
+        implementation: "auto", "reference", "hopper", "tfla" (one of the next two), "tfla_xl" or "tfla_limit". "auto",
+            the default, is the fused kernels ("hopper": compute capability 9.0) where they take these inputs, else a
+            TFLA kernel, else the reference (CPU, float64, head dimensions that are no multiple of 16). It is not the
+            fused kernels below a chunk size of 512, as they write larger states. `choose` says which one runs.
+        config: for experts, how the TFLA kernels are tiled; None, the default, is `TileConfig.for_shape`.
+    """
+
     state_dtype: torch.dtype
     implementation: Implementation
     config: TileConfig | None
-    cu_seqlens: Tensor | None
-    group: Any
 
 
 class GateNames(TypedDict, total=False):
@@ -183,6 +195,8 @@ def compute(
         check_one_dtype(q, k, v)
     call = Arguments(q, k, v, f, i, chosen.initial_state, skip)
     run: Any = _run_on_ranks if chosen.group is not None else _run if chosen.cu_seqlens is None else _run_packed
+    if chosen.deterministic_layout and chosen.cu_seqlens is None:
+        run = functools.partial(_run_rows, run)
     with nullcontext() if low is None else torch.autocast(q.device.type, enabled=False):
         h, last = run(call, gate, chosen, return_last_state)
     if chosen.layout == "bthd":
@@ -205,6 +219,7 @@ class _Chosen(NamedTuple):
     config: TileConfig | None = None
     cu_seqlens: Tensor | None = None
     group: Any = None
+    deterministic_layout: bool = False
 
 
 def _check_options(q: Tensor, v: Tensor, gate: Gating, skip: Tensor | None, chosen: _Chosen) -> None:
@@ -218,8 +233,19 @@ def _check_options(q: Tensor, v: Tensor, gate: Gating, skip: Tensor | None, chos
         check_skip(skip, gate, v)
     check_chunk_size(chosen.chunk_size)
     check_scale(chosen.scale)
+    check_name("deterministic_layout", chosen.deterministic_layout, (False, True))
+    if chosen.deterministic_layout and chosen.group is not None and chosen.cu_seqlens is not None:
+        raise ValueError("deterministic_layout is True: it must be False with a group and cu_seqlens")
     check_name("state_dtype", chosen.state_dtype, (torch.float32, torch.bfloat16))
     check_implementation(chosen.implementation, gate)
+
+
+def _run_rows(
+    run: Any, call: Arguments, gate: Gating, chosen: _Chosen, return_last_state: bool
+) -> tuple[Tensor, State | None]:
+    """Return h and the last state as `run` does, of one row of the batch after the other."""
+    made = [run(row, gate, chosen, return_last_state) for row in packed.rows(call)]
+    return torch.cat([h for h, _ in made]), packed.joined([last for _, last in made]) if return_last_state else None
 
 
 def _run_packed(call: Arguments, gate: Gating, chosen: _Chosen, return_last_state: bool) -> tuple[Tensor, State | None]:
@@ -228,6 +254,9 @@ def _run_packed(call: Arguments, gate: Gating, chosen: _Chosen, return_last_stat
     T, count = call.v.shape[2], chosen.cu_seqlens.numel() - 1
     if count == 1:
         return _run(call, gate, chosen, return_last_state)
+    if chosen.deterministic_layout:
+        runs = packed.runs(packed.bounds(chosen.cu_seqlens, T), alone=True)
+        return _run_batches(call, gate, chosen, return_last_state, runs)
     states, family = call.initial is not None or return_last_state, family_of(gate)
     # Without states they can be one sequence, whose gate is shut where a document begins.
     one_sequence = not states and gate.forget_of is not None
@@ -240,6 +269,13 @@ def _run_packed(call: Arguments, gate: Gating, chosen: _Chosen, return_last_stat
         return _run(*packed.per_step(call, gate), chosen, return_last_state, bounds)
     if not states and (len(runs) > 1 or runs[0].length < family.batch_from):
         return _run(*packed.as_one_sequence(call, gate, chosen.cu_seqlens), chosen, False)
+    return _run_batches(call, gate, chosen, return_last_state, runs)
+
+
+def _run_batches(
+    call: Arguments, gate: Gating, chosen: _Chosen, return_last_state: bool, runs: list[packed.Run]
+) -> tuple[Tensor, State | None]:
+    """Return h and the last states of documents, of one batch of them after the other."""
     outputs: list[Tensor] = []
     ends: list[State] = []
     for batch in packed.batches(call, runs):

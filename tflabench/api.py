@@ -218,7 +218,7 @@ def sweep(  # noqa: PLR0913  public
         resume: measure only what the results folder lacks.
         timeout: seconds for one point.
         stop_after: begin no point after this many seconds; the same call then measures the rest.
-        times: of each point: "cold", "graph" and "eager"; None for those of the preset.
+        times: of each point: "cold", "graph", "eager" and "alone"; None for those of the preset.
         axes: see `Axes`: seq_len=[512, 1024], head_dim="64:256:x2", pass_="fw".
 
     Raises:

@@ -6,12 +6,12 @@ from typing import Any, Literal, TypedDict, Unpack, cast, overload
 
 from torch import Tensor
 
-from tflabench.kernels.api import compute
+from tflabench.kernels.api import CommonOptions, compute
 from tflabench.kernels.checks import check_between, check_no_others, check_tensor
 from tflabench.kernels.context import checks
 from tflabench.kernels.state import State
 from tflabench.kernels.step import StepOptions, compute_step
-from tflabench.kernels.types import ChunkSize, DeltaImplementation, Layout
+from tflabench.kernels.types import DeltaImplementation
 
 from .gating import DeltaGate
 from .normalize import l2_normalized
@@ -32,22 +32,15 @@ class DeltaTerms(TypedDict, total=False):
     beta_max: Literal[1, 2]
 
 
-class DeltaOptions(DeltaTerms, total=False):
-    """Keywords of `delta_net` and `gated_delta_net`: `DeltaTerms` and these.
+class DeltaOptions(CommonOptions, DeltaTerms, total=False):
+    """Keywords of `delta_net` and `gated_delta_net`: `CommonOptions`, `DeltaTerms` and this.
 
     Attributes:
-        scale, initial_state, cu_seqlens, chunk_size, layout, group: as in `Options`.
         implementation: "auto", the default, is "hopper" on a Hopper GPU for what it takes, "tfla" on other GPUs and for
             what else that takes, and "reference" for the rest and on a CPU. "hopper": fused kernels, for bfloat16 and
             float16, d_qk up to 128 and d_hv up to 256. "tfla": TFLA with the delta rule, in Triton, for d_qk up to 256.
     """
 
-    scale: float | None
-    initial_state: State | None
-    cu_seqlens: Tensor | None
-    group: Any
-    chunk_size: ChunkSize
-    layout: Layout
     implementation: DeltaImplementation
 
 

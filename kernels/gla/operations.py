@@ -2,37 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Any, TypedDict, Unpack
+from typing import Unpack
 
 from torch import Tensor
 
-from tflabench.kernels.api import compute, operation
+from tflabench.kernels.api import CommonOptions, compute, operation
 from tflabench.kernels.checks import check_no_others
 from tflabench.kernels.state import State
 from tflabench.kernels.step import StepOptions, compute_step
-from tflabench.kernels.types import ChunkSize, GlaImplementation, Layout
+from tflabench.kernels.types import GlaImplementation
 
 from .gating import GLA
 
 NAMES = "g", "i"
 
 
-class GlaOptions(TypedDict, total=False):
-    """Keywords of `gla`.
+class GlaOptions(CommonOptions, total=False):
+    """Keywords of `gla`: `CommonOptions` and this.
 
     Attributes:
-        scale, initial_state, cu_seqlens, chunk_size, layout, group: as in `Options`.
         implementation: "auto", the default, is "hopper" on a Hopper GPU for what it takes, "tfla" where that runs, and
             "reference" for the rest (CPU, float64, head dimensions that are no multiple of 16). "hopper": fused
             kernels, for bfloat16, d_qk up to 128 and d_hv up to 512. "tfla": TFLA with a gate a channel, in Triton.
     """
 
-    scale: float | None
-    initial_state: State | None
-    cu_seqlens: Tensor | None
-    group: Any
-    chunk_size: ChunkSize
-    layout: Layout
     implementation: GlaImplementation
 
 

@@ -2,35 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any, Unpack
+from typing import Unpack
 
 from torch import Tensor
 
-from tflabench.kernels.api import operation
+from tflabench.kernels.api import CommonOptions, operation
 from tflabench.kernels.delta.operations import DeltaStepOptions, DeltaTerms, computed, stepped
 from tflabench.kernels.state import State
-from tflabench.kernels.types import ChunkSize, KdaImplementation, Layout
+from tflabench.kernels.types import KdaImplementation
 
 from .gating import KdaGate
 
 
-class KdaOptions(DeltaTerms, total=False):
-    """Keywords of `kda`: `DeltaTerms` and these.
+class KdaOptions(CommonOptions, DeltaTerms, total=False):
+    """Keywords of `kda`: `CommonOptions`, `DeltaTerms` and this.
 
     Attributes:
-        scale, initial_state, cu_seqlens, chunk_size, layout, group: as in `Options`.
         implementation: "auto", the default, is "hopper" on a Hopper GPU for what it takes, "tfla" on other GPUs and for
             what else that takes, and "reference" for the rest and on a CPU. "hopper": fused kernels, for bfloat16, d_qk
             up to 128 and d_hv up to 256. "tfla": TFLA with the delta rule and a decay a channel, in Triton, for d_qk up
             to 128.
     """
 
-    scale: float | None
-    initial_state: State | None
-    cu_seqlens: Tensor | None
-    group: Any
-    chunk_size: ChunkSize
-    layout: Layout
     implementation: KdaImplementation
 
 

@@ -17,6 +17,7 @@ from tflabench.implementations import registry
 from tflabench.problem import InputError, Problem
 from tflabench.selection.points import Point
 
+NAN = float("nan")
 SMALL = Problem(1, 2, 64, 16, 16, dtype="float32", pass_="fwbw")
 
 
@@ -79,6 +80,23 @@ def test_a_cpu_has_an_eager_time_alone_and_says_so():
     assert columns["ms_eager"] > 0
     assert "ms_graph" not in columns
     assert columns["details"]["untimed"] == {"graph": "RuntimeError: a CPU has no CUDA graphs"}
+
+
+def test_a_row_alone_is_timed_and_compared_with_itself_in_the_batch():
+    worker = Worker("cpu", lambda _: None)
+    worker.device = torch.device("cpu")
+    rules = SHORT.with_(times=("cold", "alone"))
+    columns = worker.turn("reference_retention", asdict(SMALL.with_(batch=3)), asdict(rules), names=True)["columns"]
+    assert columns["ms_alone"] > 0
+    assert columns["batch_invariant"] == "bits" or columns["batch_invariant"].startswith("within ")
+    columns = worker.turn("reference_sig", asdict(SMALL), asdict(rules), names=True)["columns"]
+    assert columns["untimed"] == {"alone": "RuntimeError: there is one row"}
+
+
+@pytest.mark.parametrize(("factor", "says"), [(1.0, "bits"), (1 + 2**-12, "within 2e-04"), (1.1, "no"), (NAN, "no")])
+def test_what_a_row_is_in_a_batch_has_a_word(factor, says):
+    x = torch.rand(4, 4)
+    assert other_times.invariance([(x, x), (factor * x, x)]) == says
 
 
 @pytest.mark.parametrize(("times", "words"), [(["graph"], "must have cold"), (["cold", "warm"], "it must be one of")])

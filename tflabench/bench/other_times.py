@@ -1,15 +1,16 @@
-"""Two more times of a point, on request: eager, with the host, and back to back in a CUDA graph. Knows no kernel."""
+"""More times of a point, on request: with the host, in a CUDA graph, and row by row. Knows no kernel."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from math import ceil
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
 
     from tflabench.bench.measure import Clocks
 
@@ -18,6 +19,7 @@ GRAPH_S = 0.6  # the energy counter of a GPU moves every tenth of a second or so
 EVERY_S = 5e-3  # between looks at the counter and the clock meanwhile
 OVER_L2 = 4  # times the L2 are the inputs of a graph's calls, so that none finds its own there
 MOST_CALLS = 256  # of a graph
+OTHER = 1 / 64  # relative to a result: what differs as much is not rounded otherwise, but another one
 
 
 def eager_ms(step: Callable[[], object], wait: Callable[[], object], now: Callable[[], float] = perf_counter) -> float:
@@ -32,6 +34,15 @@ def eager_ms(step: Callable[[], object], wait: Callable[[], object], now: Callab
         wait()
         calls, spent = max(2 * calls, 1), now() - begin
     return 1e3 * spent / calls
+
+
+def invariance(pairs: Iterable[tuple[Tensor, Tensor]]) -> str:
+    """Return `Row.batch_invariant` of pairs: results of a row in a batch, and of the row alone."""
+    off = 0.0
+    for ours, alone in pairs:
+        difference = (ours.double() - alone.double()).norm() / alone.double().norm().clamp(min=1e-30)
+        off = max(off, float(difference.nan_to_num(nan=1.0)))
+    return "bits" if off == 0 else f"within {off:.0e}" if off < OTHER else "no"
 
 
 def calls_of_graph(input_bytes: int, l2_bytes: int) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
 
-TIMES = ("cold", "graph", "eager")
+TIMES = ("cold", "graph", "eager", "alone")
 VERSION = 2  # of how a row is measured, whatever its protocol: raised when its numbers mean something else
 
 

@@ -257,8 +257,9 @@ class Worker:
         import torch
 
         from tflabench.bench import other_times
-        from tflabench.bench.measure import Clocks
+        from tflabench.bench.measure import Clocks, take_turn
         from tflabench.implementations import registry
+        from tflabench.implementations.adapter import differentiate
 
         cuda = self.device_type == "cuda"
         wait = partial(torch.cuda.synchronize, self.device) if cuda else lambda: None
@@ -275,17 +276,32 @@ class Worker:
             replay = other_times.captured(steps, self.device)
             return other_times.back_to_back(replay, calls, wait, Clocks(self.device))
 
+        def alone() -> dict[str, Any]:
+            if problem.batch == 1 or problem.ranks:
+                raise RuntimeError("there is one row" if problem.batch == 1 else "a call on several devices")
+            case = registry.get(name).build(problem.with_(batch=1), self.device)
+            for key, x in case.inputs.items():
+                given = ready.case.inputs[key]
+                x.data.copy_(given if given.shape == x.shape else given[:1])
+            grad = None if ready.output_grad is None else ready.output_grad[:1]
+            of_row = differentiate(lambda _: case.forward(), case.inputs, grad)
+            of_batch = {key: x for key, x in self._results(ready).items() if x.shape != of_row[key].shape}
+            same = other_times.invariance((x[:1], of_row[key]) for key, x in of_batch.items())
+            ms = take_turn(step_of(case, grad), self.device, rules.brief).ms
+            return {"ms_alone": problem.batch * ms, "batch_invariant": same}
+
         columns: dict[str, Any] = {}
         untimed: dict[str, str] = {}
         if "eager" in rules.times:
             self.answer({"stage": "timing with the host"})
             columns["ms_eager"] = other_times.eager_ms(ready.step, wait)
-        if "graph" in rules.times:
-            self.answer({"stage": "timing a CUDA graph"})
-            try:
-                columns |= graph()
-            except Exception as error:  # whatever a kernel raises where it is captured
-                untimed["graph"] = classify(error)[1]
+        for what, measure in (("alone", alone), ("graph", graph)):
+            if what in rules.times:
+                self.answer({"stage": "timing rows" if what == "alone" else "timing a CUDA graph"})
+                try:
+                    columns |= measure()
+                except Exception as error:  # whatever a kernel raises where it is captured, or takes no such batch
+                    untimed[what] = classify(error)[1]
         return columns | {"times": list(rules.times), "untimed": untimed}
 
     def verify(self, implementation: str, problem: dict[str, Any], budget_s: float) -> dict[str, Any]:

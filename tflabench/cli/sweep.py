@@ -30,7 +30,7 @@ LONGEST_S = 1e9  # of any time that is given: more is a slip
 TakenPass = Annotated[str | None, option(WHAT, "PASS", "Take this pass: fw, fwbw or both.", "--pass")]
 KINDS = "Measure on these kinds of GPU, such as H100,H200; a dry run selects for one, here or not."
 Kinds = Annotated[str | None, option(WHAT, "NAMES", KINDS, "--gpu", autocompletion=complete.gpus)]
-TIMES = "Take these times of a point: cold, graph (CUDA graph) and eager (with the host)."
+TIMES = "Take these times of a point: cold, graph (CUDA graph), eager (with the host), alone (row by row)."
 Times = Annotated[str | None, option(HOW, "TIMES", TIMES, "--times", show_default="cold, or the preset's")]
 LOCK = "Print how to lock the GPU's clock, which the bench never does, and hold the clock that is seen to this."
 LockClocks = Annotated[float | None, option(HOW, "MHZ", LOCK, "--lock-clocks", min=1, max=LONGEST_S)]

@@ -42,6 +42,9 @@ class Row(BaseModel):
             second, on inputs that exceed the L2, and the SM clock meanwhile. None where it was not asked for, or where
             `details["untimed"]` says why.
         ms_eager: time of a call in a loop of calls, host included.
+        ms_alone: time of a call for one row of the batch, times the rows.
+        batch_invariant: "bits" where the first row is the same to the bit in a batch as alone, else by how much output
+            and gradients differ, root mean square over root mean square ("within 2e-04"), or "no" from 1/64 on.
         samples, warmup: calls timed, and calls before them, over all rounds.
         samples_ms: the time of each call, compressed (see `rows.spread.unpacked`); None in rows of before it was kept.
         protocol_version: of what the columns mean, whatever the protocol; 1 in rows of before it was counted. Since 2
@@ -118,6 +121,8 @@ class Row(BaseModel):
     host_ms: float | None = None
     ms_graph: float | None = None
     ms_eager: float | None = None
+    ms_alone: float | None = None
+    batch_invariant: str | None = None
     joules: float | None = None
     mhz_graph: float | None = None
     samples: int | None = None
@@ -158,7 +163,7 @@ class Row(BaseModel):
     started_at: str
     details: dict[str, Any] = Field(default_factory=dict[str, Any])
 
-    @field_validator("ms_median", "ms_min", "ms_p20", "ms_p80", "host_ms", "ms_graph", "ms_eager")
+    @field_validator("ms_median", "ms_min", "ms_p20", "ms_p80", "host_ms", "ms_graph", "ms_eager", "ms_alone")
     @classmethod
     def _is_a_time(cls, value: float | None) -> float | None:
         if value is not None and (value <= 0 or LONGEST_MS < value < inf):  # infinity is no number anywhere
