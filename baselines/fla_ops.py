@@ -76,7 +76,6 @@ class Op:
         on_chip: rows and columns of the blocks of a state that its programs keep on chip.
         largest_d_qk: that it takes.
         dtypes: that it takes.
-        operation: as `Implementation.operation`.
         groups: as `Implementation.groups`.
     """
 
@@ -93,23 +92,19 @@ class Op:
     on_chip: int | None = None
     largest_d_qk: int | None = None
     dtypes: str = "bfloat16 float16 float32"
-    operation: str | None = None
     groups: bool = False
+
+    @property
+    def operation(self) -> str:
+        """Return what it computes, as `Implementation.operation`: forms of one operation differ by their ends alone."""
+        return self.name.removeprefix("fla_").removesuffix("_fused")
 
 
 _DELTA = {"delta": True, "options": {"use_qk_l2norm_in_kernel": True}, "largest_d_qk": 256}
 OPS = (
-    Op("fla_gla", "GLA chunk", "gla", "chunk_gla", "channel", "weak", operation="gla"),
-    Op("fla_gla_fused", "GLA fused chunk", "gla", "fused_chunk_gla", "channel", "weak", operation="gla"),
-    Op(
-        "fla_simple_gla",
-        "Simple GLA chunk",
-        "simple_gla",
-        "chunk_simple_gla",
-        "head",
-        broken_backward=True,
-        operation="simple_gla",
-    ),
+    Op("fla_gla", "GLA chunk", "gla", "chunk_gla", "channel", "weak"),
+    Op("fla_gla_fused", "GLA fused chunk", "gla", "fused_chunk_gla", "channel", "weak"),
+    Op("fla_simple_gla", "Simple GLA chunk", "simple_gla", "chunk_simple_gla", "head", broken_backward=True),
     Op(
         "fla_simple_gla_fused",
         "Simple GLA fused chunk",
@@ -118,9 +113,8 @@ OPS = (
         "head",
         summed_decay_gradient=True,
         on_chip=64,
-        operation="simple_gla",
     ),
-    Op("fla_retention", "Retention chunk", "retention", "chunk_retention", retention_decay, operation="retention"),
+    Op("fla_retention", "Retention chunk", "retention", "chunk_retention", retention_decay),
     Op(
         "fla_retention_fused",
         "Retention fused chunk",
@@ -128,7 +122,6 @@ OPS = (
         "fused_chunk_retention",
         retention_decay,
         on_chip=64,
-        operation="retention",
     ),
     Op(
         "fla_lightning",
@@ -137,7 +130,6 @@ OPS = (
         "chunk_lightning_attn",
         lightning_decay,
         options={"layer_idx": 0, "num_layers": 1},
-        operation="lightning",
     ),
     Op("fla_linear", "Linear attention chunk", "linear_attn", "chunk_linear_attn", options={"normalize": False}),
     Op(
@@ -148,15 +140,7 @@ OPS = (
         options={"normalize": False},
         on_chip=64,
     ),
-    Op(
-        "fla_delta_net",
-        "DeltaNet chunk",
-        "delta_rule",
-        "chunk_delta_rule",
-        **_DELTA,
-        dtypes="bfloat16 float16",
-        operation="delta_net",
-    ),
+    Op("fla_delta_net", "DeltaNet chunk", "delta_rule", "chunk_delta_rule", **_DELTA, dtypes="bfloat16 float16"),
     Op(
         "fla_gated_delta_net",
         "Gated DeltaNet chunk",
@@ -165,10 +149,9 @@ OPS = (
         "head",
         **_DELTA,
         broken_backward=True,
-        operation="gated_delta_net",
         groups=True,
     ),
-    Op("fla_kda", "KDA chunk", "kda", "chunk_kda", "channel", "strong", **_DELTA, operation="kda"),
+    Op("fla_kda", "KDA chunk", "kda", "chunk_kda", "channel", "strong", **_DELTA),
 )
 
 

@@ -32,7 +32,6 @@ OP = fla_ops.Op(
     options={"safe_gate": True, "lower_bound": STRONGEST, "chunk_size": CHUNK_SIZE},
     largest_d_qk=256,
     dtypes="bfloat16 float16",
-    operation="rwkv7",
 )
 
 

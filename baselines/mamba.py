@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -216,6 +217,24 @@ def conv_cost(problem: Problem) -> Cost:
     )
 
 
+MAMBA2 = Implementation(
+    name="mamba2",
+    family="ssm",
+    title="Mamba 2 SSD",
+    build=build_ssd,
+    refuses=partial(refuse_ssd, SSD_NEEDS),
+    chunked=True,
+    cost=ssd_cost,
+    owner=OWNER,
+    imports=_ssd_module,
+    package="mamba-ssm",
+    compiles=True,
+    own_process=True,
+    tunes=True,
+    majors=(8, 12),
+    operation="mamba2",
+    bound="shared_keys",
+)
 IMPLEMENTATIONS = (
     Implementation(
         name="mamba",
@@ -230,39 +249,16 @@ IMPLEMENTATIONS = (
         own_process=True,
         majors=(7, 12),
     ),
-    Implementation(
-        name="mamba2",
-        family="ssm",
-        title="Mamba 2 SSD",
-        build=build_ssd,
-        refuses=partial(refuse_ssd, SSD_NEEDS),
-        chunked=True,
-        cost=ssd_cost,
-        owner=OWNER,
-        imports=_ssd_module,
-        package="mamba-ssm",
-        compiles=True,
-        own_process=True,
-        tunes=True,
-        majors=(8, 12),
-        operation="mamba2",
-        bound="shared_keys",
-    ),
-    Implementation(
+    MAMBA2,
+    replace(
+        MAMBA2,
         name="mamba2_conv",
-        family="ssm",
         title="Mamba 2 with convolution",
         build=build_conv,
         refuses=partial(refuse_ssd, CONV_NEEDS),
-        chunked=True,
         cost=conv_cost,
-        owner=OWNER,
         packages=("causal-conv1d",),
-        imports=_ssd_module,
-        package="mamba-ssm",
-        compiles=True,
-        own_process=True,
-        tunes=True,
-        majors=(8, 12),
+        operation=None,
+        bound=None,
     ),
 )
