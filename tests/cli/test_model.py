@@ -164,8 +164,15 @@ def test_a_gain_is_said_where_both_sides_are_throttled_or_the_slower_is_not(slow
 
 def test_a_step_takes_as_long_as_the_slower_of_gpu_and_host():
     shared = {"pass_": "decode", "batch": 4, "seq_len": 8192, "model_flops": 4e9}
-    of_gpu, of_host = (record(row("llama-1.4b.sdpa", 2.0, host_ms=host, **shared)) for host in (1.0, 8.0))
+    of_gpu, of_host = (record(row("llama-1.4b.sdpa", 2.0, host_ms=host, **shared)) for host in (1.0, 6.0))
     assert (of_gpu["step_s"], of_gpu["tokens_per_s"], of_gpu["note"]) == (0.002, 2000, "")
-    assert (of_host["step_s"], of_host["tokens_per_s"], of_host["gflops_per_token"]) == (0.008, 500, 1)
+    assert (of_host["step_s"], of_host["gflops_per_token"]) == (0.006, 1)
     assert "host" in of_host["note"]
-    assert of_gpu["mfu"] == pytest.approx(4 * of_host["mfu"])
+    assert of_gpu["mfu"] == pytest.approx(3 * of_host["mfu"])
+
+
+def test_a_long_step_has_the_waits_for_the_host_in_it():
+    """But for those of the lead that the host has; a first call, which allocates, tells nothing of others."""
+    step = record(row("llama-1.4b.sdpa", 2000.0, host_ms=2500.0, pass_="fwbw"))
+    assert step["step_s"] == pytest.approx(2.0, rel=0.01)
+    assert not step["note"]

@@ -22,10 +22,10 @@ from torch.cuda import Event, current_stream, synchronize
 
 from tflabench.bench.protocol import Protocol
 from tflabench.bench.timing import Turn
+from tflabench.rows.schema import LEAD_LIMIT_S
 from tflabench.rows.spread import relative_spread
 
 SLOW_CALL = 2.0  # times the fastest: such a call compiled something, or allocated for the first time
-LEAD_LIMIT_S = 5e-3  # longest time that the GPU is kept busy so that the host can enqueue a sample ahead of it
 HELD_BACK = 0.02  # of the clock: one held back by less lengthens a time by less than a median must be known to
 GPU_CYCLES_PER_S = 2e9  # upper estimate of an SM clock, to turn seconds into cycles of the lead
 STRAY_S = 50e-6  # that the device may work on once the current stream is done, and

@@ -10,7 +10,7 @@ from tflabench.baselines.architectures import ARCHITECTURES
 from tflabench.conclusions.ratio import Ratio, ratio, timed
 from tflabench.conclusions.tables import TableColumn
 from tflabench.implementations import registry
-from tflabench.rows.schema import Row
+from tflabench.rows.schema import LEAD_LIMIT_S, Row
 from tflabench.theory import hardware
 
 MODES = {"training": "fwbw", "prefill": "fw", "decode": "decode"}  # of a model, and the passes that they are
@@ -42,13 +42,16 @@ def mfu(row: Row, seconds: float) -> float | None:
 
 def record(row: Row) -> dict[str, Any]:
     """Return what the table of models shows of a row: times in s, memory in GiB, FLOPs in 1e9, shares of 1."""
-    seconds = max(row.ms_median, row.host_ms or 0.0) / 1e3 if row.ms_median else None
+    host_ms = min(
+        max((row.host_ms or 0.0) - (row.ms_median or 0.0), 0.0), 1e3 * LEAD_LIMIT_S
+    )  # others are in ms_median
+    seconds = (row.ms_median + host_ms) / 1e3 if row.ms_median else None
     name = str(registry.operation(row.implementation))
     at_once = row.details.get("sequences_at_once")
     notes = [row.reason] if row.reason else []
     if at_once and at_once < row.batch:
         notes.append(f"{row.batch // at_once} x {at_once} accumulated")
-    if row.ms_median and (row.host_ms or 0.0) > row.ms_median:
+    if row.ms_median and host_ms > 0.05 * row.ms_median:
         notes.append("the host is slower than the GPU")
     recurrence = row.details.get("recurrence_ms")
     return {

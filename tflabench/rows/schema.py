@@ -13,6 +13,7 @@ from tflabench.problem import DRAWN_GATES, Pass, Problem
 SCHEMA_VERSION = 4
 MOST = 2**63  # integers of a table are smaller
 LONGEST_MS = 1e12  # of a time: a call takes no thirty years
+LEAD_LIMIT_S = 5e-3  # longest time that the GPU is kept busy so that the host can enqueue a sample ahead of it
 Status = Literal["ok", "unsupported", "oom", "compile_error", "crashed", "timeout", "wrong", "error"]
 
 
