@@ -187,9 +187,14 @@ def planned(
     def walk(segments: range, pieces: int) -> DeltaWalk:
         return DeltaWalk(sizes, cut, segments, pieces, device.multiprocessors)
 
+    def passing(segments: range, pieces: int) -> DeltaWalk:
+        # So that a program meets all pieces by turns: those that have decayed take no time.
+        chip = device.multiprocessors - (device.multiprocessors % pieces == 0)
+        return replace(walk(segments, pieces), multiprocessors=max(1, chip))
+
     every = range(cut.count if documents is None else documents.count)
     passed, passed_back = (every if backward or exchanges else every[:-1]), (every if exchanges else every[1:])
-    passes = (walk(passed, pieces + 1), walk(passed_back, pieces)) if cut.count > 1 or exchanges else (None, None)
+    passes = (passing(passed, pieces + 1), passing(passed_back, pieces)) if cut.count > 1 or exchanges else (None, None)
     fills = sizes.rows // sizes.group * len(every) >= FILLED * device.multiprocessors
     of_keys = replace(walk(every, 1), members=sizes.group if fills else 1)
     return DeltaPlan(sizes, cut, parts(beta_max), walk(every, pieces), walk(every, pieces), of_keys, *passes, documents)

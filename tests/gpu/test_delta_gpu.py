@@ -30,6 +30,7 @@ CASES = [
 ]  # fmt: skip
 FUSED = [case for case in CASES if case.dtype != torch.float32 and case.d_qk <= LARGEST_D_QK]
 FUSED += [Case(700, 128, 128, gates, heads=40, sharing=4, dtype=torch.bfloat16, states=True) for gates in GATES[::4]]
+FUSED += [Case(8192, 128, 128, gates, L=1024, heads=2, dtype=torch.bfloat16, states=True) for gates in GATES[:4]]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

@@ -17,7 +17,7 @@ from tflabench.kernels.scalar.hopper.tiles import ACC, ACC_COLUMN, ACC_OPERAND, 
 from tflabench.kernels.scalar.hopper.workarounds import barrier, opaque_zero, wait_for_products
 
 from .config import DeltaWalkConfig
-from .schedule import DocumentTables, get_items, get_schedule, get_tile, get_work_item, is_edge
+from .schedule import DocumentTables, get_item_of_walk, get_items, get_schedule, get_tile, is_edge
 from .tiles import DeltaGates
 from .walk import (
     OPERAND_COLUMN,
@@ -134,7 +134,7 @@ def state_partition_back(program, descs, buffers, HALF: gl.constexpr):
     stage, slot = inputs.keys.begin(), scores.ring.begin()
     first, end, stride = get_items(schedule, config.pieces, config.documents)
     for item in range(first, end, stride):
-        work = get_work_item(schedule, item, config.pieces, 1, config.documents)
+        work = get_item_of_walk(schedule, item, config)
         state = load_state(program, work, HALF)
         for turn in range(work.first_tile, work.end_tile):
             scores.ring.consumer_wait(slot)
@@ -182,7 +182,7 @@ def walk_values(
 def launch_values(
     walk: DeltaWalk, inputs: tuple[Tensor, Tensor, Tensor, Tensor], dv: Tensor | None, D: Tensor | None, *,
     gates: DeltaGates, gated: bool, states: DeltaWalkStates, scale: float, parts: int,
-    tables: DocumentTables | None = None,
+    tables: DocumentTables | None = None, spans: Tensor | None = None,
 ) -> None:  # fmt: skip
     """Write dv (B, H, T, d_hv), D after every tile, and before the first one if there is room for it.
 
@@ -195,8 +195,8 @@ def launch_values(
     config = DeltaWalkConfig.of(
         DeltaWalkShape(parts), d_qk=walk.sizes.d_qk, d_hv=walk.sizes.d_hv, gated=gated, reverse=True,
         states_only=dv is None, loads=states.initial is not None, stores=states.final is not None,
-        documents=tables is not None,
+        documents=tables is not None, spans=dv is None and spans is not None,
     )  # fmt: skip
     unused = inputs[2]
     descs = map(descriptor, (*inputs, unused if dv is None else dv, unused if D is None else D))
-    enqueue_walk(walk_values, tuple(descs), gates, states, scale, walk, config, tables)
+    enqueue_walk(walk_values, tuple(descs), gates, states, scale, walk, config, tables, spans)

@@ -34,7 +34,7 @@ from .backward_dqk import launch_queries_keys
 from .backward_dv import launch_values
 from .forward import launch_outputs
 from .inverses import launch_inverses
-from .joins import joined
+from .joins import joined, spans_of
 from .schedule import tables_of
 from .tiles import DeltaGates
 from .walk import DeltaWalkStates
@@ -86,10 +86,11 @@ def forward(arguments: Arguments, options: KernelOptions) -> tuple[Tensor, State
         "gates": gates, "gated": arguments.f is not None, "scale": options.scale, "parts": plan.parts,
         "tables": tables_of(places, plan.outputs),
     }  # fmt: skip
-    inputs = q, k, v, launch_inverses(k, gates, call["gated"], plan, None if places is None else places.steps)
-    launch = partial(launch_outputs, inputs=inputs, **call)
+    x, gains = launch_inverses(k, gates, call["gated"], plan, None if places is None else places.steps)
+    spans = None if gains is None else spans_of(gains, plan.cut)
+    launch = partial(launch_outputs, inputs=(q, k, v, x), spans=spans, **call)
     o, last, z, of_segments = walk_forward(launch, plan, arguments, options, places)
-    return o, last, () if z is None else (inputs[3], z, *of_segments)
+    return o, last, () if z is None else (x, z, *of_segments, *(() if spans is None else (spans,)))
 
 
 def walk_forward(
@@ -126,7 +127,7 @@ def walk_forward(
 
 
 def empty_saved(q: Tensor, v: Tensor, options: KernelOptions) -> tuple[Tensor, ...]:
-    """Return what `forward` saves, uninitialised: inverses, errors, and of segments states and transitions."""
+    """Return what `forward` saves, uninitialised: inverses, errors, and of segments states, transitions and spans."""
     if not options.backward:
         return ()
     (B, H, T, d_hv), d_qk = v.shape, q.shape[-1]
@@ -136,7 +137,8 @@ def empty_saved(q: Tensor, v: Tensor, options: KernelOptions) -> tuple[Tensor, .
     saved = x, torch.empty_like(v, memory_format=torch.contiguous_format)
     if cut.count == 1 or options.bounds is not None:
         return saved
-    return *saved, *(q.new_empty((B, H, cut.count, d_qk, d), dtype=torch.float32) for d in (d_hv, d_qk))
+    states = (q.new_empty((B, H, cut.count, d_qk, d), dtype=torch.float32) for d in (d_hv, d_qk))
+    return *saved, *states, q.new_empty((B, H, cut.count, 2), dtype=torch.int32)
 
 
 def backward(
@@ -150,8 +152,8 @@ def backward(
         "gates": gates, "gated": gated, "scale": options.scale, "parts": plan.parts,
         "tables": tables_of(places, plan.values),
     }  # fmt: skip
-    starts, transitions = of_segments or (_matrix(arguments.initial), None)
-    launch = partial(launch_values, inputs=(q, k, do, x), **call)
+    starts, transitions, spans = of_segments or (_matrix(arguments.initial), None, None)
+    launch = partial(launch_values, inputs=(q, k, do, x), spans=spans, **call)
     dv, D, d_initial = walk_back(launch, plan, arguments, d_last, transitions, options.exchange, places)
     found = launch_queries_keys(
         (q, k, do, z, dv, D), gates=gates, gated=gated, initial=starts, scale=options.scale, plan=plan, places=places

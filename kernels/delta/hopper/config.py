@@ -20,6 +20,7 @@ class DeltaWalkConfig(KernelConfig, DeltaWalkShape):
         states_only: nothing but what segments add to a state is written and, forward, their transitions.
         loads, stores: the states before segments are given, and the one after the last of them is written.
         documents: they lie end to end along T, and each has states of its own.
+        spans: a pass leaves out tiles that have decayed, see `joins.spans_of`.
     """
 
     d_qk: int
@@ -33,6 +34,7 @@ class DeltaWalkConfig(KernelConfig, DeltaWalkShape):
     loads: bool = False
     stores: bool = False
     documents: bool = False
+    spans: bool = False
     num_slots: int = 2
     num_outputs: int = 2  # blocks of o of a partition in flight
 

@@ -14,7 +14,7 @@ from tflabench.kernels.scalar.hopper.tiles import ACC, ACC_COLUMN, ACC_OPERAND, 
 from tflabench.kernels.scalar.hopper.workarounds import barrier, opaque_zero, wait_for_products
 
 from .config import DeltaWalkConfig
-from .schedule import DocumentTables, get_items, get_schedule, get_work_item, is_edge
+from .schedule import DocumentTables, get_item_of_walk, get_items, get_schedule, is_edge
 from .tiles import DeltaGates
 from .walk import (
     OPERAND_COLUMN,
@@ -129,7 +129,7 @@ def state_partition(program, descs, buffers, HALF: gl.constexpr):
     out_slot = 0
     first, end, stride = get_items(schedule, config.pieces, config.documents)
     for item in range(first, end, stride):
-        work = get_work_item(schedule, item, config.pieces, 1, config.documents)
+        work = get_item_of_walk(schedule, item, config)
         state = load_state(program, work, HALF)
         for turn in range(work.first_tile, work.end_tile):
             scores.ring.consumer_wait(slot)
@@ -175,7 +175,7 @@ def walk_outputs(
 def launch_outputs(
     walk: DeltaWalk, inputs: tuple[Tensor, Tensor, Tensor, Tensor], o: Tensor | None, z: Tensor | None, *,
     gates: DeltaGates, gated: bool, states: DeltaWalkStates, scale: float, parts: int,
-    tables: DocumentTables | None = None,
+    tables: DocumentTables | None = None, spans: Tensor | None = None,
 ) -> None:  # fmt: skip
     """Write o (B, H, T, d_hv), Z like it if it is given, and the state after the last step if there is room for it.
 
@@ -183,12 +183,13 @@ def launch_outputs(
         inputs: q, k, v and X.
         o: None for a pass, which writes states alone.
         tables: of documents, each of which has states of its own; o and z are then added to where these begin and end.
+        spans: of segments, for a pass (`joins.spans_of`).
     """
     config = DeltaWalkConfig.of(
         outputs_shape(parts), d_qk=walk.sizes.d_qk, d_hv=walk.sizes.d_hv, gated=gated, states_only=o is None,
         keeps_errors=z is not None, loads=states.initial is not None, stores=states.final is not None,
-        documents=tables is not None,
+        documents=tables is not None, spans=o is None and spans is not None,
     )  # fmt: skip
     unused = inputs[2]
     descs = map(descriptor, (*inputs, unused if o is None else o, unused if z is None else z))
-    enqueue_walk(walk_outputs, tuple(descs), gates, states, scale, walk, config, tables)
+    enqueue_walk(walk_outputs, tuple(descs), gates, states, scale, walk, config, tables, spans)

@@ -155,12 +155,25 @@ def invert(a, d, scratch):
     return multiply(n_smem, a_smem, d_smem.load(ACC).to(gl.float32))
 
 
+@gluon.jit
+def store_gain(at, kk, prefix, root):
+    """Write log2 of the most by which a state grows in a tile: the norms of 2^g (I - beta k k^T), multiplied."""
+    row, column = gl.arange(0, 64, layout=ACC_ROW)[:, None], gl.arange(0, 64, layout=ACC_COLUMN)[None, :]
+    s = root.load(ACC_ROW)
+    left = gl.abs(1.0 - s * s * gl.sum(gl.where(row == column, kk, 0.0), axis=1))
+    gl.store(at, gl.min(prefix.load(ACC_ROW), axis=0) + gl.sum(gl.log2(gl.maximum(left, 1.0)), axis=0))
+
+
 @gluon.jit(do_not_specialize=["num_steps", "num_tiles", "num_heads", "heads_per_qk"])
-def make_inverses(
-    k_desc, x_desc, gates, steps, num_steps, num_tiles, num_heads, heads_per_qk,
-    GATED: gl.constexpr, PARTS: gl.constexpr, DOCUMENTS: gl.constexpr,
+def make_inverses(  # noqa: PLR0913
+    k_desc, x_desc, gates, steps, gains, num_steps, num_tiles, num_heads, heads_per_qk,
+    GATED: gl.constexpr, PARTS: gl.constexpr, DOCUMENTS: gl.constexpr, GAINS: gl.constexpr,
 ):  # fmt: skip
-    """Write X of a tile, (B, H, num_tiles * 64, PARTS * 64): itself rounded and, of two parts, what is left."""
+    """Write X of a tile, (B, H, num_tiles * 64, PARTS * 64): itself rounded and, of two parts, what is left.
+
+    Args:
+        gains: (B, H, num_tiles) float32, written: see `store_gain`.
+    """
     dtype: gl.constexpr = k_desc.dtype
     row, tile = gl.program_id(0) // num_tiles, gl.program_id(0) % num_tiles
     batch, head = row // num_heads, row % num_heads
@@ -180,7 +193,10 @@ def make_inverses(
     root.store(s)
     barrier()
     mbarrier.wait(loaded, 0)
-    a, d = split_diagonal(products(blocks, 1, blocks, 1), prefix, root)
+    kk = products(blocks, 1, blocks, 1)
+    if GAINS:
+        store_gain(gains + gl.program_id(0), kk, prefix, root)
+    a, d = split_diagonal(kk, prefix, root)
     x = invert(a, d, scratch)
     block(blocks, 2).store(nearest(x, dtype))
     if PARTS > 1:
@@ -193,17 +209,24 @@ def make_inverses(
     tma.store_wait(pendings=0)
 
 
-def launch_inverses(k: Tensor, gates: DeltaGates, gated: bool, plan: DeltaPlan, steps: Tensor | None) -> Tensor:
-    """Return X of all tiles, (B, H, tiles * 64, parts * 64), in the dtype of k (B, H or fewer, T, d_qk).
+def launch_inverses(
+    k: Tensor, gates: DeltaGates, gated: bool, plan: DeltaPlan, steps: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """Return X of all tiles, (B, H, tiles * 64, parts * 64), in the dtype of k (B, H or fewer, T, d_qk), and gains.
+
+    These are log2 of the most by which a state grows in a tile, (B, H, tiles), None where there is no pass.
 
     Args:
         steps: of documents, see `DocumentTables`.
     """
     B, H, group, T, _, _ = plan.sizes
     x = torch.empty((B, H, plan.cut.tiles * TILE, plan.parts * TILE), dtype=k.dtype, device=k.device)
+    gains = None if plan.states is None else gates.beta.new_empty((B, H, plan.cut.tiles))
     enqueue(
         make_inverses, B * H * plan.cut.tiles,
-        descriptor(k), descriptor(x), gates, k if steps is None else steps, T, plan.cut.tiles, H, group,
-        GATED=gated, PARTS=plan.parts, DOCUMENTS=steps is not None, num_warps=4, **ASSEMBLY,
+        descriptor(k), descriptor(x), gates, *(gates.beta if y is None else y for y in (steps, gains)),
+        T, plan.cut.tiles, H, group,
+        GATED=gated, PARTS=plan.parts, DOCUMENTS=steps is not None, GAINS=gains is not None,
+        num_warps=4, **ASSEMBLY,
     )  # fmt: skip
-    return x
+    return x, gains

@@ -47,16 +47,20 @@ class DeltaCounts(NamedTuple):
     member: Any
     steps: Any = 1
     programs: Any = 1
+    spans: Any = 1
 
     @classmethod
-    def of(cls, walk: DeltaWalk, member: int = 0, tables: DocumentTables | None = None) -> "DeltaCounts":
-        """Return the counts of a launch of a walk; member: see `DeltaWalk`; tables: of documents."""
+    def of(
+        cls, walk: DeltaWalk, member: int = 0, tables: DocumentTables | None = None, spans: Any = None
+    ) -> "DeltaCounts":
+        """Return the counts of a launch of a walk; member: see `DeltaWalk`; tables: of documents; spans: of a pass."""
         sizes, cut, segments = walk.sizes, walk.cut, walk.segments
         counts = encode_counts(cls(
             walk.items, sizes.steps, cut.tiles, sizes.heads, sizes.group, cut.segment_tiles, cut.count, segments.stop,
             len(segments), member + 1,
         ))  # fmt: skip
-        return counts if tables is None else counts._replace(**tables._asdict())
+        counts = counts if tables is None else counts._replace(**tables._asdict())
+        return counts if spans is None else counts._replace(spans=spans)
 
 
 @aggregate
@@ -71,6 +75,7 @@ class DeltaSchedule:
         num_segments: of a sequence.  end_segment: the first after those walked over, which are walked_segments.
         member: see `DeltaWalk`; the first one is 1.
         steps, programs: see `DocumentTables`; of sequences numbers that nothing reads.
+        spans: see `joins.spans_of`; but for passes a number that nothing reads.
     """
 
     num_items: gl.tensor
@@ -85,6 +90,7 @@ class DeltaSchedule:
     member: gl.tensor
     steps: gl.tensor
     programs: gl.tensor
+    spans: gl.tensor
 
 
 @aggregate
@@ -124,6 +130,7 @@ def get_schedule(counts):
         counts.member >> 1,
         counts.steps,
         counts.programs,
+        counts.spans,
     )
 
 
@@ -164,6 +171,28 @@ def get_work_item(schedule, item, PIECES: gl.constexpr, MEMBERS: gl.constexpr = 
         return get_document(schedule, item, PIECES, MEMBERS)
     else:
         return get_segment(schedule, item, PIECES, MEMBERS)
+
+
+@gluon.jit
+def get_item_of_walk(schedule, item, config: gl.constexpr):
+    """Return a work item of a walk for o or dv: that of a pass lacks tiles that have decayed.
+
+    A transition that has decayed has no tile left.
+    """
+    work = get_work_item(schedule, item, config.pieces, 1, config.documents)
+    if config.spans:
+        at = schedule.spans + (work.row * schedule.num_segments + work.segment) * 2
+        first, end = work.first_tile, work.end_tile
+        if config.reverse:
+            end = gl.load(at + 1)
+        else:
+            first = gl.load(at)
+            none = (work.piece == config.value_pieces) & (first > work.first_tile)
+            first = gl.where(none, end, first)
+        work = DeltaItem(
+            work.batch, work.head, work.qk_head, work.row, work.piece, work.segment, first, end, work.shift
+        )
+    return work
 
 
 @gluon.jit

@@ -27,6 +27,7 @@ With a decay a channel (`config.channels`) a kernel before has made P, and q and
 
 from typing import Any, NamedTuple
 
+from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma
@@ -58,7 +59,7 @@ from tflabench.kernels.scalar.hopper.workarounds import (
 )
 
 from .config import DeltaWalkConfig
-from .schedule import DeltaCounts, DeltaSchedule, DocumentTables, get_items, get_state_index, get_tile, get_work_item
+from .schedule import DeltaCounts, DeltaSchedule, DocumentTables, get_item_of_walk, get_items, get_state_index, get_tile
 from .tiles import BEYOND, STEP_OF_EACH_WARP, DeltaGates, decayed, load_steps, products, sums_of_gates
 
 FLOATS = gl.constexpr(EXPONENTS_LAYOUT)
@@ -213,7 +214,7 @@ def load_partition(program, descs):
     key, value, slot = inputs.keys.begin(), inputs.values.begin(), program.scores.ring.begin()
     first, end, stride = get_items(schedule, config.pieces, config.documents)
     for item in range(first, end, stride):
-        work = get_work_item(schedule, item, config.pieces, 1, config.documents)
+        work = get_item_of_walk(schedule, item, config)
         for turn in range(work.first_tile, work.end_tile):
             tile = get_tile(work, turn, config.reverse)
             place, step = tile * 64, get_step(work, tile, config)
@@ -278,7 +279,7 @@ def score_partition(program, scale, prefix):
     stage, slot = inputs.keys.begin(), scores.ring.begin()
     first, end, stride = get_items(schedule, config.pieces, config.documents)
     for item in range(first, end, stride):
-        work = get_work_item(schedule, item, config.pieces, 1, config.documents)
+        work = get_item_of_walk(schedule, item, config)
         tile = get_tile(work, work.first_tile, config.reverse)
         next_g, next_root = load_steps_of(schedule, gates, work, tile, config)
         for turn in range(work.first_tile, work.end_tile):
@@ -339,7 +340,8 @@ def load_state(program, work, HALF: gl.constexpr):
         elif config.pieces > config.value_pieces and j == HALF:
             rows = gl.arange(0, 64, layout=ACC_ROW)[:, None]
             columns = gl.arange(0, 64, layout=ACC_COLUMN)[None, :]
-            state += (gl.where((rows == columns) & (work.piece == config.value_pieces), 1.0, 0.0),)
+            identity = (work.piece == config.value_pieces) & (work.first_tile < work.end_tile)
+            state += (gl.where((rows == columns) & identity, 1.0, 0.0),)
         else:
             state += (gl.zeros([64, 64], gl.float32, layout=ACC),)
     return state
@@ -445,11 +447,11 @@ def send_state(desc, program, work, tile, column, state, smem):
 
 def enqueue_walk(
     kernel: Any, descs: tuple[Any, ...], gates: DeltaGates, states: DeltaWalkStates, scale: float, walk: DeltaWalk,
-    config: DeltaWalkConfig, tables: DocumentTables | None,
+    config: DeltaWalkConfig, tables: DocumentTables | None, spans: Tensor | None,
 ) -> None:  # fmt: skip
     """Launch the walk for o or for dv."""
-    given = pointers(states, gates.beta)
+    counts = DeltaCounts.of(walk, tables=tables, spans=spans if config.spans else None)
     enqueue(
-        kernel, walk.programs, *descs, gates, given, scale, DeltaCounts.of(walk, tables=tables),
+        kernel, walk.programs, *descs, gates, pointers(states, gates.beta), scale, counts,
         config=config, num_warps=4, maxnreg=128, **ASSEMBLY,
     )  # fmt: skip

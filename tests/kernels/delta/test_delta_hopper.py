@@ -36,7 +36,8 @@ CASES = [
     Case(130, 96, 192, "resets", "repeated", 1.0, L=1024, dtype=B16, states=True),
     Case(100, 128, 256, "strong", beta=2.0, L=1024, dtype=B16, states=True),
     Case(150, 64, 64, "open", "alike", 2.0, L=1024, dtype=B16, heads=2),
-    Case(100, 16, 48, "strong", beta=1.0, dtype=torch.float16, heads=2, states=True),  # some steps have a beta of 0
+    # Some steps have a beta of 0, and of a segment of two tiles nothing is left of the first.
+    Case(260, 16, 48, "strong", beta=1.0, L=128, dtype=torch.float16, states=True),
 ]
 
 
