@@ -40,6 +40,7 @@ OPERATIONS = {
     "Simple GLA": "simple_gla",
     "Retention": "retention",
 }
+ANCHORS = ("hopper_sig", "hopper_mamba2", "nxai_sig_xl", "mamba2", "fla_retention")
 
 
 def ok_rows(folder: Path, name: str = "", pass_: str = "", seq_len: int = 0) -> list[Row]:
@@ -160,6 +161,20 @@ def occasions(results: Path) -> Iterator[str]:
         yield f"| {folder} | {len(holds) // 2:,} | {sum(holds) / len(holds):.1%} | {len(times)} | {moved:.1%} |"
 
 
+def gpus(results: Path) -> Iterator[str]:
+    """Yield the times of five kernels on each H100 that has measured them with one Triton, at T = 4096."""
+    rows = [row for name in ("quick", "paper-fig4", "paper-fig4-repeat") for row in ok_rows(results / "h100" / name)]
+    yield "| kernel | forward: ms on each H100 | furthest apart | with backward | furthest apart |"
+    yield "|---|---:|---:|---:|---:|"
+    for name in ANCHORS:
+        cells = [f"`{name}`"]
+        for pass_ in ("fw", "fwbw"):
+            alike = [row for row in rows if (row.implementation, row.pass_, row.seq_len) == (name, pass_, 4096)]
+            times = sorted(row.ms_median for row in {row.gpu_uuid: row for row in alike}.values() if row.ms_median)
+            cells += [", ".join(f"{ms:#.3g}" for ms in times), f"{times[-1] / times[0] - 1:.1%}"]
+        yield f"| {' | '.join(cells)} |"
+
+
 def throttled(results: Path) -> Iterator[str]:
     """Yield how many rows of the quick look were throttled."""
     rows = [row for row in read_results(results / "h100" / "quick").rows if row.ms_median]
@@ -248,7 +263,8 @@ def model_errors(_: Path) -> Iterator[str]:
 BLOCKS = {
     function.__name__: function
     for function in (
-        readme_table, occasions, throttled, host_times, gla_ratios, gla_published, of_bound, best_chunk, model_errors
+        readme_table, occasions, gpus, throttled, host_times, gla_ratios, gla_published, of_bound, best_chunk,
+        model_errors,
     )
 }  # fmt: skip
 

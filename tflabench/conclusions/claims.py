@@ -400,7 +400,7 @@ CLAIMS = (
     Claim(
         "training step of a 1.4B model: Llama 2.39 s, mLSTM 1.64 to 1.67 s",
         "answers to the reviews",
-        unmeasurable="its time is that of a whole model, which `tflabench model --preset review-1.4b` measures",
+        unmeasurable="its time is that of a whole model: see docs/models.md",
     ),
     *THEORY_CLAIMS,
 )
