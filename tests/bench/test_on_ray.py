@@ -1,4 +1,4 @@
-"""Sweeps on a Ray cluster of three nodes, which are processes on this machine: what a lost node or driver costs.
+"""Sweeps on a Ray cluster of two nodes, which are processes on this machine: what a lost node or driver costs.
 
 Points are stand-ins (`stand_in.py`); nodes have GPUs by what `nvidia_smi.py` says.
 """
@@ -34,7 +34,7 @@ from waiting import wait_for
 from tflabench.rows.load import read_rows
 
 PLUGIN = str(SUPPORT / "stand_in.py")
-NODES = {"a": "NVIDIA H100 80GB HBM3", "b": "NVIDIA H200", "c": "NVIDIA H200"}
+NODES = {"a": "NVIDIA H100 80GB HBM3", "b": "NVIDIA H200"}
 CPU = ["--device", "cpu", "-a", "seq_len=16:128:+16"]  # 8 comparisons
 FIVE = ["--impl", "stand_in_[0-4]"]
 
@@ -125,44 +125,6 @@ def closed(rows: list[dict[str, Any]]) -> dict[str, str]:
     return {point: one for point, one in final.items() if list(final.values()).count(one) == 5}
 
 
-def test_killed_interrupted_and_without_a_node_a_sweep_ends_with_one_row_a_point(started: Started):
-    driver = started.process(*CPU, *FIVE)
-    wait_for(lambda: closed(journal()), driver)
-    driver.kill()
-    driver.communicate()
-    before = Path("out/journal.jsonl").read_bytes()
-    safe = closed(journal())
-    assert 5 <= len(safe) <= 25
-
-    driver, rows_before = started.process(*CPU, *FIVE), len(journal())
-    wait_for(lambda: journal()[rows_before:], driver)
-    driver.send_signal(signal.SIGINT)
-    _, stderr = driver.communicate(timeout=60)
-    assert driver.returncode == 130, stderr
-    assert "of 40 points are safe; the same command goes on." in stderr
-    assert "Traceback" not in stderr
-    safe = closed(journal()) | safe
-
-    driver, rows_before = started.process(*CPU, *FIVE, "--json"), len(journal())
-    unfinished = lambda: {row["node"] for row in journal()[rows_before:] if not row["closed"]} & {"b", "c"}  # noqa: E731
-    lost = wait_for(unfinished, driver).pop()
-    started.cluster.remove_node(started.nodes.pop(lost), allow_graceful=False)
-    stdout, stderr = driver.communicate(timeout=120)
-    assert driver.returncode == 0, stderr
-    assert re.search(f"is tried once more, elsewhere: on {lost}: its node (left|cannot be reached)", stderr), stderr
-    assert json.loads(stdout)["left"] == 0
-
-    assert Path("out/journal.jsonl").read_bytes().startswith(before[: before.rfind(b"\n") + 1])
-    rows = read_rows("out")
-    assert len(rows) == rows["point"].nunique() == 40
-    assert set(rows["status"]) == {"ok"}
-    assert rows["closed"].all()
-    assert set(rows["comparison_id"].value_counts()) == {5}
-    assert set(rows.groupby("comparison_id")["node"].nunique()) == {1}
-    assert set(rows["node"]) >= {"a"}
-    assert dict(rows.set_index("point")["comparison_id"][list(safe)]) == safe, "what was closed is not measured twice"
-
-
 def test_a_node_that_leaves_before_it_answers_is_left_out(started: Started):
     found = started.call(ray_driver.nodes_where_one_has_left, started.cluster.address)
     assert sorted(found) == sorted(started.nodes)
@@ -187,15 +149,6 @@ def test_what_ray_says_of_its_workers_is_no_output(started: Started):
     assert any("(raylet)" in line for line in driver.stderr)
     stdout, stderr = driver.communicate()
     assert stdout == "the output\n", stderr
-
-
-def test_from_python_too(started: Started):
-    where = {"executor": "ray", "ray_address": started.cluster.address, "device": "cpu", "out": "out"}
-    sizes = {"seq_len": [16, 32], "head_dim": 16, "heads": 2, "batch": 1, "pass_": "fw"}
-    options = {"impl": "stand_in_0", "plugin": PLUGIN, **sizes, **where}
-    rows = started.call(partial(ray_driver.sweep, os.getcwd(), **options))
-    assert sorted(row["seq_len"] for row in rows) == [16, 32]
-    assert {row["node"] for row in rows} <= set(started.nodes)
 
 
 def test_each_kind_of_gpu_measures_every_comparison_into_a_folder_of_its_own(started: Started):
@@ -224,18 +177,59 @@ def test_each_kind_of_gpu_measures_every_comparison_into_a_folder_of_its_own(sta
 def test_nodes_of_other_versions_are_refused_before_anything_is_measured_unless_they_are_taken(
     started: Started, tmp_path: Path
 ):
-    """The driver alone has a distribution that decides a number."""
+    """The driver alone has a distribution that decides a number; those that are taken are measured from Python."""
     about = tmp_path / "here" / "flash_attn-9.9.dist-info"
     about.mkdir(parents=True)
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: flash-attn\nVersion: 9.9\n")
-    few = ["--device", "cpu", "-a", "seq_len=16", "--impl", "stand_in_0"]
-    refused = started.sweep(*few, path=(str(about.parent),))
+    path = (str(about.parent),)
+    refused = started.sweep("--device", "cpu", "-a", "seq_len=16", "--impl", "stand_in_0", path=path)
     assert refused.exit_code == 2
     assert "tflabench: node a has flash-attn missing, not 9.9; node" in refused.stderr
     assert "--allow-mixed-versions" in refused.stderr
     assert not Path("out").exists()
 
-    taken = started.sweep(*few, "--allow-mixed-versions", "--json", path=(str(about.parent),))
-    (row,) = json.loads(taken.stdout)["rows"]
-    assert row["mixed_versions"] == "flash-attn missing, not 9.9"
-    assert "Rows of node a are marked: it has flash-attn missing, not 9.9." in taken.stderr
+    where = {"executor": "ray", "ray_address": started.cluster.address, "device": "cpu", "out": "out"}
+    sizes = {"seq_len": [16, 32], "head_dim": 16, "heads": 2, "batch": 1, "pass_": "fw"}
+    options = {"impl": "stand_in_0", "plugin": PLUGIN, "allow_mixed_versions": True, **sizes, **where}
+    rows, stderr = started.call(partial(ray_driver.sweep, os.getcwd(), [*path], **options))
+    assert sorted(row["seq_len"] for row in rows) == [16, 32]
+    assert {row["node"] for row in rows} <= set(started.nodes)
+    assert {row["mixed_versions"] for row in rows} == {"flash-attn missing, not 9.9"}
+    assert "Rows of node a are marked: it has flash-attn missing, not 9.9." in stderr
+
+
+def test_killed_interrupted_and_without_a_node_a_sweep_ends_with_one_row_a_point(started: Started):
+    driver = started.process(*CPU, *FIVE)
+    wait_for(lambda: closed(journal()), driver)
+    driver.kill()
+    driver.communicate()
+    before = Path("out/journal.jsonl").read_bytes()
+    safe = closed(journal())
+    assert 5 <= len(safe) <= 25
+
+    driver, rows_before = started.process(*CPU, *FIVE), len(journal())
+    wait_for(lambda: journal()[rows_before:], driver)
+    driver.send_signal(signal.SIGINT)
+    _, stderr = driver.communicate(timeout=60)
+    assert driver.returncode == 130, stderr
+    assert "of 40 points are safe; the same command goes on." in stderr
+    assert "Traceback" not in stderr
+    safe = closed(journal()) | safe
+
+    driver, rows_before = started.process(*CPU, *FIVE, "--json"), len(journal())
+    wait_for(lambda: [row for row in journal()[rows_before:] if row["node"] == "b" and not row["closed"]], driver)
+    started.cluster.remove_node(started.nodes.pop("b"), allow_graceful=False)
+    stdout, stderr = driver.communicate(timeout=120)
+    assert driver.returncode == 0, stderr
+    assert re.search("is tried once more, elsewhere: on b: its node (left|cannot be reached)", stderr), stderr
+    assert json.loads(stdout)["left"] == 0
+
+    assert Path("out/journal.jsonl").read_bytes().startswith(before[: before.rfind(b"\n") + 1])
+    rows = read_rows("out")
+    assert len(rows) == rows["point"].nunique() == 40
+    assert set(rows["status"]) == {"ok"}
+    assert rows["closed"].all()
+    assert set(rows["comparison_id"].value_counts()) == {5}
+    assert set(rows.groupby("comparison_id")["node"].nunique()) == {1}
+    assert set(rows["node"]) >= {"a"}
+    assert dict(rows.set_index("point")["comparison_id"][list(safe)]) == safe, "what was closed is not measured twice"

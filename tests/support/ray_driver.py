@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import sys
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 
@@ -15,10 +18,9 @@ class Ended(NamedTuple):
     stderr: str
 
 
-def command(folder: str, path: list[str], *words: str) -> Ended:
-    """Run a command in a folder, where packages are also looked for in `path`."""
-    from commands import run
-
+@contextlib.contextmanager
+def anew(folder: str, path: list[str]) -> Iterator[None]:
+    """Be in a folder, without plugins, and look for packages also in `path`."""
     from tflabench.implementations import registry
     from tflabench.implementations.packages import package_version
 
@@ -29,9 +31,17 @@ def command(folder: str, path: list[str], *words: str) -> Ended:
     sys.path[:0] = path
     package_version.cache_clear()
     try:
-        done = run(*words, COLUMNS="200")
+        yield
     finally:
         sys.path[:] = before
+
+
+def command(folder: str, path: list[str], *words: str) -> Ended:
+    """Run a command in a folder, where packages are also looked for in `path`."""
+    from commands import run
+
+    with anew(folder, path):
+        done = run(*words, COLUMNS="200")
     return Ended(done.exit_code, done.stdout, done.stderr)
 
 
@@ -49,9 +59,10 @@ def nodes_where_one_has_left(address: str) -> list[str]:
             on_ray._alive = alive
 
 
-def sweep(folder: str, **options: Any) -> list[dict[str, Any]]:
-    """Return the rows of `tflabench.sweep`."""
+def sweep(folder: str, path: list[str], **options: Any) -> tuple[list[dict[str, Any]], str]:
+    """Return the rows of `tflabench.sweep`, and what it says."""
     import tflabench
 
-    os.chdir(folder)
-    return tflabench.sweep(**options).to_dict("records")  # type: ignore[return-value]
+    with anew(folder, path), contextlib.redirect_stderr(io.StringIO()) as said:
+        rows: Any = tflabench.sweep(**options).to_dict("records")
+    return rows, said.getvalue()
