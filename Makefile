@@ -13,8 +13,9 @@ COMPILING := $(wildcard tests/kernels/*/test_*compile.py) tests/kernels/test_ste
 # Every process imports torch: what Python has compiled of it is kept, whatever the environment says.
 CACHED := env -u PYTHONDONTWRITEBYTECODE
 XLSTM_DIR := .xlstm-$(XLSTM)
+comma := ,
 
-.PHONY: sweep test test-gpu compile check clean help baselines-mamba2 baselines-compiled
+.PHONY: sweep tools test test-gpu compile check clean help baselines-mamba2 baselines-compiled
 .DEFAULT_GOAL := sweep
 
 help: ## list these targets
@@ -22,6 +23,8 @@ help: ## list these targets
 
 sweep: $(STAMP) ## set up, then the main job: sweep, tables, plots
 	$(CACHED) $(PY) -m tflabench sweep $(ARGS)
+
+tools: $(TOOLS) ## set up alone, with what tests need
 
 test: $(TOOLS) $(OLD_TRITON_DIR)/.installed $(XLSTM_DIR)/.installed check ## set up, then lint, types and the tests that need no GPU
 	$(CACHED) TFLABENCH_OLD_TRITON=$(OLD_TRITON_DIR) TFLABENCH_XLSTM=$(XLSTM_DIR) $(PY) -m pytest -m "not gpu" -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
@@ -37,17 +40,22 @@ check: $(TOOLS) ## lint, format and types alone
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/pyright
 
-$(STAMP): pyproject.toml
+# Makes .venv with extras of the package. What is imported is compiled then: most of what these bring never is.
+define install
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "$(PYTHON) is too old: tflabench needs Python 3.11 or newer (make PYTHON=/path/to/python3.11)" >&2; exit 2; }
 	$(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install -q --upgrade 'pip>=24'
-	$(PY) -m pip install -q --no-compile -e '.[$(EXTRAS),report]'
+	$(PY) -m pip install -q --no-compile -e '.[$(EXTRAS),report$(1)]'
 	@touch $@
+endef
 
-# What lint, types and tests need besides: the main job does without.
-$(TOOLS): $(STAMP)
-	$(PY) -m pip install -q -e '.[$(EXTRAS),report,dev]'
-	@touch $@
+$(STAMP): pyproject.toml
+	$(call install)
+
+# With what lint, types and tests need besides: the main job does without.
+$(TOOLS): pyproject.toml
+	$(call install,$(comma)dev)
+	@touch $(STAMP)
 
 baselines-mamba2: $(STAMP) ## mamba-ssm without its compiled scan: Mamba 2 runs in Triton; a few seconds
 	$(PY) -m pip install -q setuptools wheel
@@ -60,13 +68,13 @@ baselines-compiled: $(STAMP) ## FlashAttention 2, Mamba, causal-conv1d: needs nv
 
 # A second Triton, the oldest supported, for the compile-only tests.
 $(OLD_TRITON_DIR)/.installed: | $(TOOLS)
-	$(PY) -m pip install -q --no-deps --target $(OLD_TRITON_DIR) triton==$(OLD_TRITON)
+	$(PY) -m pip install -q --no-compile --no-deps --target $(OLD_TRITON_DIR) triton==$(OLD_TRITON)
 	@touch $@
 
 # NX-AI's packages for the tests of the integrations. Elsewhere than .venv, where they would change what sweeps select
 # and which xLSTM transformers builds.
 $(XLSTM_DIR)/.installed: | $(TOOLS)
-	$(PY) -m pip install -q --no-deps --target $(XLSTM_DIR) xlstm==$(XLSTM) mlstm_kernels==2.0.6
+	$(PY) -m pip install -q --no-compile --no-deps --target $(XLSTM_DIR) xlstm==$(XLSTM) mlstm_kernels==2.0.6
 	@touch $@
 
 clean: ## remove .venv, the second Triton, other packages for tests and what tools cache
