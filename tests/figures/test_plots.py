@@ -246,6 +246,12 @@ def test_axes_that_follow_from_another_make_no_figures():
     assert facets.swept_axes(frame) == ["d_hv"], "d_qk and heads follow"
 
 
+def test_a_sequence_on_one_device_begins_the_curve_over_devices():
+    frame = framed([row(ranks=ranks, asked="auto") for ranks in (None, 2, 4)])
+    assert facets.swept_axes(frame) == ["ranks"]
+    assert [*facets.split(frame, "ranks")[0].rows["ranks"]] == [1, 2, 4]
+
+
 def test_a_star_of_sweeps_makes_a_figure_an_axis():
     """As the quick preset: lengths at the chosen L, and chunk sizes at one length, one of them what was chosen."""
     rows = [row(seq_len=2**n, asked="auto") for n in range(10, 14)]

@@ -42,6 +42,8 @@ def drawable(rows: Rows) -> Rows:
     flags = {name: rows[name].astype("boolean").fillna(False).astype(bool) for name in ("noisy", "throttled")}
     rows = rows.astype({name: float for name in numbers if rows[name].dtype not in (bool, "boolean")})
     rows = rows.replace([np.inf, -np.inf], np.nan)
+    if rows["ranks"].notna().any():
+        rows["ranks"] = rows["ranks"].fillna(1)
     auto = rows["point"].str.contains("/Lauto/") & rows["chunk_size"].notna()
     chunk_asked = rows["chunk_size"].map(plain, na_action="ignore").astype(object).mask(auto, "auto")
     timed = (rows["status"] == "ok") | ((rows["status"] == "wrong") & rows["ms_median"].notna())
