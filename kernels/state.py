@@ -51,3 +51,8 @@ def zero_state(
 
     C, n, m = full(d_qk, d_hv), full(d_qk), full(value=-math.inf)
     return State(C, n if gate.normalize else None, m if gate.stabilized else None)
+
+
+def float_matrix(state: State | None) -> Tensor | None:
+    """Return C as kernels read it: float32, contiguous; None for no state."""
+    return None if state is None else state.C.float().contiguous()

@@ -33,7 +33,7 @@ from tflabench.kernels.scalar.gates import GradientSums, RowSums, gate_gradients
 from tflabench.kernels.scalar.plan import tfla
 from tflabench.kernels.scalar.tfla.call import EdgeStates
 from tflabench.kernels.scalar.tfla.outputs import Role, launch
-from tflabench.kernels.state import State
+from tflabench.kernels.state import State, float_matrix
 from tflabench.kernels.types import SIMPLE_GLA, Gating
 
 from .call import DeltaCall
@@ -85,10 +85,10 @@ def forward(arguments: Arguments, options: KernelOptions) -> tuple[Tensor, State
     """Return o like v, the last state or None, and the errors and the states before chunks."""
     q, k, v = (aligned(x) for x in arguments[:3])
     call = DeltaCall.of(arguments._replace(q=q, k=k, v=v), options)
-    first = _matrix(arguments.initial)
+    first = float_matrix(arguments.initial)
     errors, matrices = errors_and_states(call, k, v, first)
     if options.exchange is not None:
-        first = _matrix(options.exchange(State(matrices.after)))
+        first = float_matrix(options.exchange(State(matrices.after)))
         errors, matrices = errors_and_states(call, k, v, first)
     edges = EdgeStates(matrices.states, None, first is not None)
     h, _ = launch(call.scalar, call.scalar.plan.h, Role(q, k, errors, v, edges, None, False, state_stages=2))
@@ -104,12 +104,12 @@ def backward(
     q, k, v, do = (aligned(x) for x in (*arguments[:3], do))
     call, (errors, states) = DeltaCall.of(arguments._replace(q=q, k=k, v=v), options), saved
     scalar, plan = call.scalar, call.scalar.plan
-    first, last = _matrix(arguments.initial), _matrix(d_last)
+    first, last = float_matrix(arguments.initial), float_matrix(d_last)
     dots = options.gate_gradients and arguments.f is not None
     walk_back = partial(gradients_of_states, call, q, k, v, errors, do, states, through=dots)
     dv, dbeta, back, through = walk_back(last)
     if options.exchange is not None:
-        last = _matrix(options.exchange(State(back.after)))
+        last = float_matrix(options.exchange(State(back.after)))
         dv, dbeta, back, through = walk_back(last)
     before, after = EdgeStates(states, None, first is not None), EdgeStates(back.states, None, last is not None)
 
@@ -143,10 +143,6 @@ def _of_steps(x: Tensor | None, call: DeltaCall, like: Tensor | None) -> Tensor 
     if x is None or like is None:
         return None
     return (x.index_select(2, call.places.of_steps) if call.places else x).to(like.dtype)
-
-
-def _matrix(state: State | None) -> Tensor | None:
-    return None if state is None else state.C.float().contiguous()
 
 
 def _log_gates_of_chunks(call: DeltaCall) -> Tensor:

@@ -15,7 +15,7 @@ from tflabench.kernels.common.contract import Arguments, KernelOptions, Kernels
 from tflabench.kernels.common.descriptors import made_like
 from tflabench.kernels.common.device import refuses_tensors
 from tflabench.kernels.gla import plan as plans
-from tflabench.kernels.state import State
+from tflabench.kernels.state import State, float_matrix
 from tflabench.kernels.types import Gating
 
 from .call import GlaCall
@@ -66,10 +66,10 @@ def forward(arguments: Arguments, options: KernelOptions) -> tuple[Tensor, State
     q, k, v, g, _, initial, _ = arguments
     call = GlaCall.of(arguments, options)
     weighted = weigh(call, q, k, g)
-    terms = StateTerms(weighted.k, v, weighted.totals, _matrix(initial))
+    terms = StateTerms(weighted.k, v, weighted.totals, float_matrix(initial))
     if options.exchange is not None:
         initial = options.exchange(State(walk(call, terms).last))
-        terms = terms._replace(first=_matrix(initial))
+        terms = terms._replace(first=float_matrix(initial))
     states = walk(call, terms)
     o = outputs(call, weighted, v, states.states, initial is not None)
     return o, State(states.last) if options.return_last_state else None, ()
@@ -82,11 +82,11 @@ def backward(
     q, k, v, g, _, initial, _ = arguments
     call = GlaCall.of(arguments, options)
     weighted = weigh(call, q, k, g)
-    first, last = _matrix(initial), _matrix(d_last)
+    first, last = float_matrix(initial), float_matrix(d_last)
     states = walk(call, StateTerms(weighted.k, v, weighted.totals, first)).states
     terms = StateTerms(weighted.q, do, weighted.totals, last, other=states, reverse=True)
     if options.exchange is not None:
-        last = _matrix(options.exchange(State(walk(call, terms).last)))
+        last = float_matrix(options.exchange(State(walk(call, terms).last)))
         terms = terms._replace(first=last)
     back = walk(call, terms)
     assert back.crossing is not None
@@ -105,7 +105,3 @@ def backward(
     dg = None if sums is None else gradients_of_decays(call, g, sums, back.crossing)
     dq, dk, dv, dg = (made_like(x, like) for x, like in ((dq, q), (dk, k), (dv, v), (dg, g)))
     return dq, dk, dv, dg, None, None if initial is None else made_like(back.last, initial.C), None
-
-
-def _matrix(state: State | None) -> Tensor | None:
-    return None if state is None else state.C.float().contiguous()

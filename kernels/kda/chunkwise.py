@@ -22,7 +22,7 @@ from tflabench.kernels.gla import plan as gla_plan
 from tflabench.kernels.gla.gradients import Reader, StatePair, gradients_of_decays, gradients_of_reader
 from tflabench.kernels.gla.outputs import outputs
 from tflabench.kernels.kda import plan as plans
-from tflabench.kernels.state import State
+from tflabench.kernels.state import State, float_matrix
 from tflabench.kernels.types import Gating
 
 from .call import KdaCall
@@ -64,12 +64,12 @@ def forward(arguments: Arguments, options: KernelOptions) -> tuple[Tensor, State
     """Return o like v, the last state or None, and the errors and the states before chunks."""
     q, k, v, g, beta, initial, _ = arguments
     assert g is not None
-    call, first = KdaCall.of(arguments, options), _matrix(initial)
+    call, first = KdaCall.of(arguments, options), float_matrix(initial)
     strength = _strength(beta)
     operands = operands_of(call, q, k, g, strength, reverse=False)
     made = errors_and_states(call, v, strength, operands, first)
     if options.exchange is not None:
-        first = _matrix(options.exchange(State(made.last)))
+        first = float_matrix(options.exchange(State(made.last)))
         made = errors_and_states(call, v, strength, operands, first)
     o = outputs(call.gla, operands.weighted, made.written, made.states, first is not None)
     o = made_like(o, v)
@@ -84,11 +84,11 @@ def backward(
     q, k, _, g, beta, initial, _ = arguments
     assert g is not None
     call, (errors, states) = KdaCall.of(arguments, options), saved
-    first, last, strength = _matrix(initial), _matrix(d_last), _strength(beta)
+    first, last, strength = float_matrix(initial), float_matrix(d_last), _strength(beta)
     operands = operands_of(call, q, k, g, strength, reverse=True)
     back = gradients_of_states(call, errors, strength, do, operands, states, last)
     if options.exchange is not None:
-        last = _matrix(options.exchange(State(back.first)))
+        last = float_matrix(options.exchange(State(back.first)))
         back = gradients_of_states(call, errors, strength, do, operands, states, last)
     z = (errors.float() * strength[..., None]).to(errors.dtype)
 
@@ -110,7 +110,3 @@ def backward(
 def _strength(beta: Tensor | None) -> Tensor:
     assert beta is not None
     return beta.float().contiguous()
-
-
-def _matrix(state: State | None) -> Tensor | None:
-    return None if state is None else state.C.float().contiguous()

@@ -27,7 +27,7 @@ from tflabench.kernels.delta import hopper_plan as plans
 from tflabench.kernels.scalar.hopper.chunkwise import RARE_STATES, refuses_hardware
 from tflabench.kernels.scalar.hopper.documents import WalkPlaces, places_of
 from tflabench.kernels.scalar.plan.hopper_segments import Segments
-from tflabench.kernels.state import State
+from tflabench.kernels.state import State, float_matrix
 from tflabench.kernels.types import Gating
 
 from .backward_dqk import launch_queries_keys
@@ -103,7 +103,7 @@ def walk_forward(
         launch: takes a walk, and as keywords o, z and states, see `launch_outputs`.
         places: of documents.
     """
-    v, starts, of_segments = arguments.v, _matrix(arguments.initial), ()
+    v, starts, of_segments = arguments.v, float_matrix(arguments.initial), ()
     if plan.states is not None:
         of_each, transitions = (_empty_states(plan, v, columns) for columns in (v.shape[-1], plan.sizes.d_qk))
         launch(plan.states, o=None, z=None, states=DeltaWalkStates(None, of_each, transitions))
@@ -111,7 +111,7 @@ def walk_forward(
         starts = join(starts)
         if options.exchange is not None:
             end = of_each[:, :, -1] + transitions[:, :, -1] @ starts[:, :, -1]
-            starts = join(_matrix(options.exchange(State(end))))
+            starts = join(float_matrix(options.exchange(State(end))))
         of_segments = starts, transitions
     o = torch.empty_like(v)
     out = o if aligned(o) is o else torch.empty(v.shape, dtype=v.dtype, device=v.device)
@@ -152,7 +152,7 @@ def backward(
         "gates": gates, "gated": gated, "scale": options.scale, "parts": plan.parts,
         "tables": tables_of(places, plan.values),
     }  # fmt: skip
-    starts, transitions, spans = of_segments or (_matrix(arguments.initial), None, None)
+    starts, transitions, spans = of_segments or (float_matrix(arguments.initial), None, None)
     launch = partial(launch_values, inputs=(q, k, do, x), spans=spans, **call)
     dv, D, d_initial = walk_back(launch, plan, arguments, d_last, transitions, options.exchange, places)
     found = launch_queries_keys(
@@ -190,7 +190,7 @@ def walk_back(
         transitions: of segments, if there are any.
         exchange: see `KernelOptions`.  places: of documents.
     """
-    v, ends = arguments.v, _matrix(d_last)
+    v, ends = arguments.v, float_matrix(d_last)
     if plan.state_gradients is not None:
         assert transitions is not None
         of_each = _empty_states(plan, v, v.shape[-1])
@@ -199,7 +199,7 @@ def walk_back(
         ends = join(ends)
         if exchange is not None:
             start = of_each[:, :, 0] + transitions[:, :, 0].mT @ ends[:, :, 0]
-            ends = join(_matrix(exchange(State(start))))
+            ends = join(float_matrix(exchange(State(start))))
     dv = torch.empty_like(v)
     dv = dv if aligned(dv) is dv else torch.empty(dv.shape, dtype=dv.dtype, device=dv.device)
     if places is not None:
@@ -235,10 +235,6 @@ def _inputs(arguments: Arguments) -> tuple[tuple[Tensor, Tensor, Tensor], DeltaG
     assert beta is not None
     inputs = aligned(arguments.q), aligned(arguments.k), aligned(arguments.v)
     return inputs, DeltaGates(beta if g is None else g, beta)
-
-
-def _matrix(state: State | None) -> Tensor | None:
-    return None if state is None else state.C.float().contiguous()
 
 
 def _empty_state(plan: plans.DeltaPlan, like: Tensor) -> Tensor:

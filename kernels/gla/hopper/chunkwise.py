@@ -25,7 +25,7 @@ from tflabench.kernels.gla import hopper_plan as plans
 from tflabench.kernels.kda.hopper.operands import launch_scores
 from tflabench.kernels.scalar.hopper.chunkwise import RARE_STATES, refuses_hardware
 from tflabench.kernels.scalar.plan.hopper_segments import Segments
-from tflabench.kernels.state import State
+from tflabench.kernels.state import State, float_matrix
 from tflabench.kernels.types import Gating
 
 from .channels import launch_channels
@@ -72,7 +72,7 @@ def forward(arguments: Arguments, options: KernelOptions) -> tuple[Tensor, State
     q, k, g, v = inputs
     scale_log2 = math.log2(options.scale)
     seen, closed = sample_gates(g)
-    starts, of_segments = _matrix(arguments.initial), ()
+    starts, of_segments = float_matrix(arguments.initial), ()
     if plan.states is not None:
         of_each, decays = _empty_states(plan, v, v.shape[-1]), _empty_states(plan, v)
         tensors = GlaTensors(seen, closed, None, of_each, decays)
@@ -83,7 +83,7 @@ def forward(arguments: Arguments, options: KernelOptions) -> tuple[Tensor, State
         starts = join(starts)
         if options.exchange is not None:
             end = of_each[:, :, -1] + decays[:, :, -1, :, None] * starts[:, :, -1]
-            starts = join(_matrix(options.exchange(State(end))))
+            starts = join(float_matrix(options.exchange(State(end))))
         of_segments = starts, decays
     o = torch.empty_like(arguments.v)
     out = o if aligned(o) is o else torch.empty(v.shape, dtype=v.dtype, device=v.device)
@@ -122,7 +122,7 @@ def backward(
     q, k, g, v = _inputs(arguments)
     do, initial, scale_log2 = aligned(do), arguments.initial, math.log2(options.scale)
     inputs, sizes = (q, k, g, do), plan.sizes
-    starts, ends = _matrix(initial), _matrix(d_last)
+    starts, ends = float_matrix(initial), float_matrix(d_last)
     if plan.state_gradients is not None:
         starts, decays = others[:2]
         of_each = _empty_states(plan, do, do.shape[-1])
@@ -136,7 +136,7 @@ def backward(
         if options.exchange is not None:
             start = of_each[:, :, 0] + decays[:, :, 0, :, None] * ends[:, :, 0]
             d_last = options.exchange(State(start))
-            ends = join(_matrix(d_last))
+            ends = join(float_matrix(d_last))
     dv = torch.empty_like(arguments.v)
     dv = dv if aligned(dv) is dv else torch.empty(dv.shape, dtype=dv.dtype, device=dv.device)
     d_initial = None if initial is None else _empty_state(sizes, do)
@@ -195,10 +195,6 @@ def _inputs(arguments: Arguments) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     g = arguments.f
     g = g if g.element_size() < 8 else g.float()
     return aligned(arguments.q), aligned(arguments.k), aligned(g), aligned(arguments.v)
-
-
-def _matrix(state: State | None) -> Tensor | None:
-    return None if state is None else state.C.float().contiguous()
 
 
 def _empty_state(sizes: Sizes, like: Tensor) -> Tensor:
