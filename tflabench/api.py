@@ -130,7 +130,7 @@ def optimal_chunk_size(  # noqa: PLR0913  public
     Raises:
         InputError: an unknown GPU, gate or dtype, a size below 1, or a budget that no chunk size fits.
     """
-    from tflabench.bench.gpu_choice import chosen_gpu
+    from tflabench.bench.machine import chosen_gpu
     from tflabench.problem import Problem, dtype_bytes, one_of, parse_bytes
     from tflabench.theory.chunk_size import Tradeoff, usual_tile
     from tflabench.theory.cost import GATES
@@ -228,8 +228,8 @@ def sweep(  # noqa: PLR0913  public
     from pathlib import Path
 
     from tflabench.bench.devices import Devices
+    from tflabench.bench.protocol import Rules, end_of
     from tflabench.bench.request import Request
-    from tflabench.bench.rules import Rules, end_of
     from tflabench.bench.sweep import measure
     from tflabench.progress import ProgressPrinter
     from tflabench.rows.table import frame
@@ -359,7 +359,7 @@ def compare(
     import pandas as pd
 
     from tflabench.conclusions import compare as comparison
-    from tflabench.conclusions.sides import matched, sides
+    from tflabench.conclusions.compare import matched, sides
 
     if threshold is not None and not 0 <= threshold < 1:
         raise InputError(f"threshold is {threshold!r}: it must be a fraction such as 0.05")
@@ -408,7 +408,7 @@ def advise(  # noqa: PLR0913  public
     """
     import pandas as pd
 
-    from tflabench.bench.gpu_choice import chosen_gpu
+    from tflabench.bench.machine import chosen_gpu
     from tflabench.conclusions import advise as advising
     from tflabench.problem import Problem, parse_bytes
 
@@ -448,7 +448,7 @@ def roofline(
     Raises:
         InputError: what cannot be understood.
     """
-    from tflabench.bench.gpu_choice import chosen_gpu
+    from tflabench.bench.machine import chosen_gpu
     from tflabench.figures.matplotlib_renderer import draw
     from tflabench.figures.roofline import of_chunk_sizes, of_gpus
     from tflabench.problem import Problem

@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from tflabench.bench.theory_columns import modelled
+from tflabench.bench.rows_of_run import modelled
 from tflabench.implementations import registry
 from tflabench.rows.journal import Store
 from tflabench.rows.load import Results, find_results

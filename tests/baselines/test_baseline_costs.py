@@ -98,7 +98,7 @@ def test_counts_grow_with_the_problem(name):
 
 
 def test_rows_are_modelled_by_the_implementations_own_count():
-    from tflabench.bench.theory_columns import modelled
+    from tflabench.bench.rows_of_run import modelled
     from tflabench.theory import hardware
 
     ceilings = hardware.ceilings_for("NVIDIA H100 80GB HBM3", "bfloat16")

@@ -27,12 +27,11 @@ from tflabench.bench.child import Child
 from tflabench.bench.events import Began, Location, Task
 from tflabench.bench.host import Host
 from tflabench.bench.machine import Machine, node_name
-from tflabench.bench.rules import Rules
+from tflabench.bench.protocol import Rules
 from tflabench.implementations import registry
 from tflabench.problem import Problem
 from tflabench.rows.load import find_results, read_rows
-from tflabench.selection.comparisons import Comparison
-from tflabench.selection.points import Point
+from tflabench.selection.points import Comparison, Point
 
 
 def stuck(pipe: Connection) -> Child:

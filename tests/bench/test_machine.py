@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import tflabench
-from tflabench.bench import machine, provenance
+from tflabench.bench import machine
 
 
 def said(**variables: str) -> str:
@@ -35,8 +35,8 @@ def test_the_assembler_is_named_with_its_version_and_origin(tmp_path: Path) -> N
 
 
 def forget() -> None:
-    provenance.commit.cache_clear()
-    provenance.source_hash.cache_clear()
+    machine.commit.cache_clear()
+    machine.source_hash.cache_clear()
 
 
 @pytest.fixture
@@ -59,17 +59,17 @@ def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.usefixtures("fresh")
 def test_a_copy_over_another_checkout_is_what_it_is_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TFLABENCH_COMMIT", raising=False)
-    found = provenance.commit()
+    found = machine.commit()
     monkeypatch.setenv("TFLABENCH_COMMIT", "0123456789ab")
-    assert provenance.commit() == found, "asked once a process"
-    provenance.commit.cache_clear()
-    assert provenance.commit() == "0123456789ab" != found
+    assert machine.commit() == found, "asked once a process"
+    machine.commit.cache_clear()
+    assert machine.commit() == "0123456789ab" != found
 
 
 @pytest.mark.usefixtures("fresh", "copy")
 def test_a_copy_without_git_has_no_commit_unless_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TFLABENCH_COMMIT", raising=False)
-    assert provenance.commit() is None
+    assert machine.commit() is None
 
 
 @pytest.mark.usefixtures("fresh")
@@ -94,15 +94,15 @@ def test_the_commit_is_that_of_the_checkout_and_says_where_files_have_changed(
     git("add", ".")
     git("commit", "-m", "x")
     head = git("rev-parse", "HEAD")[:12]
-    assert provenance.commit() == head
+    assert machine.commit() == head
     source.write_text("changed = 1")
-    provenance.commit.cache_clear()
-    assert provenance.commit() == f"{head}+"
+    machine.commit.cache_clear()
+    assert machine.commit() == f"{head}+"
 
 
 def hashed() -> str:
-    provenance.source_hash.cache_clear()
-    return provenance.source_hash()
+    machine.source_hash.cache_clear()
+    return machine.source_hash()
 
 
 @pytest.mark.usefixtures("fresh")
@@ -136,7 +136,7 @@ def test_a_byte_of_what_decides_a_time_changes_the_hash(copy: Path, name: str) -
     source = copy / name
     whole = source.read_bytes()
     source.write_bytes(whole + b"#")
-    assert provenance.source_hash() == before, "asked once a process"
+    assert machine.source_hash() == before, "asked once a process"
     assert hashed() != before
     source.write_bytes(whole)
     assert hashed() == before

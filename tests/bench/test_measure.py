@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from tflabench.bench import calibrate, measure
+from tflabench.bench import measure
 from tflabench.bench.measure import memory_of, take_turn
 from tflabench.bench.protocol import PAPER, SHORT, STANDARD, Protocol
 from tflabench.bench.timing import Turn, columns_of, noisy, remembers, settled, standard_error
@@ -248,7 +248,7 @@ def test_a_ceiling_takes_products_that_fit_its_time(monkeypatch, seconds_a_flop,
         now[0] += seconds_a_flop * 2 * len(a) ** 3
 
     monkeypatch.setattr(torch, "mm", product)
-    monkeypatch.setattr(calibrate.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(measure.time, "perf_counter", lambda: now[0])
     rules = replace(SHORT, min_samples=5, budget_s=1.5 * 5 * 2 * 256**3 * 1e-9)
-    assert calibrate._size(torch.float32, rules) == largest
+    assert measure._size(torch.float32, rules) == largest
     assert max(sizes) <= largest

@@ -12,8 +12,7 @@ from tflabench.bench.rows_of_run import Occasion
 from tflabench.bench.timing import Turn
 from tflabench.implementations import registry
 from tflabench.problem import Problem
-from tflabench.selection.comparisons import Comparison
-from tflabench.selection.points import Point
+from tflabench.selection.points import Comparison, Point
 from tflabench.theory.hardware import Ceilings
 from tflabench.theory.roofline import bound_s
 

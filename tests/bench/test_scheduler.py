@@ -13,19 +13,17 @@ from tflabench.bench import scheduler as scheduling
 from tflabench.bench.comparison_run import ComparisonRun, PointRun
 from tflabench.bench.events import Activity, Task
 from tflabench.bench.machine import Machine
-from tflabench.bench.protocol import PAPER, STANDARD, Protocol
+from tflabench.bench.protocol import PAPER, STANDARD, Protocol, Rules
 from tflabench.bench.rows_of_run import Occasion
-from tflabench.bench.rules import Rules
 from tflabench.bench.scheduler import Scheduler, asks_no_less
-from tflabench.bench.tuning_store import TuningStore
+from tflabench.bench.tuning import TuningStore
 from tflabench.bench.warm import Warmed
 from tflabench.bench.workers import SHARED
 from tflabench.implementations import registry
 from tflabench.implementations.adapter import Implementation
 from tflabench.problem import Problem
 from tflabench.rows.schema import Row
-from tflabench.selection.comparisons import Comparison
-from tflabench.selection.points import Point
+from tflabench.selection.points import Comparison, Point
 from tflabench.theory.hardware import Ceilings
 
 MACHINE = Machine("cuda", "some GPU", 2**36)

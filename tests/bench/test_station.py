@@ -10,16 +10,13 @@ from stand_in import IMPLEMENTATIONS, start_quick
 
 from tflabench.bench.ceilings import measured_instead
 from tflabench.bench.events import Activity, Began, Ended, Note, RunDescription, Task
-from tflabench.bench.gpu_lock import DeviceLock
 from tflabench.bench.machine import Machine
-from tflabench.bench.protocol import PAPER, STANDARD
-from tflabench.bench.rules import Rules
-from tflabench.bench.station import Station
+from tflabench.bench.protocol import PAPER, STANDARD, Rules
+from tflabench.bench.station import DeviceLock, Station
 from tflabench.implementations import registry
 from tflabench.problem import Problem
 from tflabench.rows.schema import Row
-from tflabench.selection.comparisons import Comparison
-from tflabench.selection.points import Point
+from tflabench.selection.points import Comparison, Point
 
 CPU = Machine("cpu", "a CPU", 2**36)
 

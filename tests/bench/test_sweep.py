@@ -13,15 +13,13 @@ from synthetic import row
 from tflabench.bench.devices import Fleet
 from tflabench.bench.events import Began, Ended, Event, Fault, Location, Note, RunDescription, Stations, Task
 from tflabench.bench.machine import Machine
-from tflabench.bench.protocol import PAPER, STANDARD
-from tflabench.bench.rules import Rules
+from tflabench.bench.protocol import PAPER, STANDARD, Rules
 from tflabench.bench.sweep import Listener, Measured, Progress, Sweep, outdated, pending
 from tflabench.implementations import registry
 from tflabench.implementations.adapter import Plugin
 from tflabench.problem import Problem
 from tflabench.rows.schema import Row
-from tflabench.selection.comparisons import Comparison
-from tflabench.selection.points import Point
+from tflabench.selection.points import Comparison, Point
 
 CPU = Machine("cpu", "a CPU, 2 cores", 2**36)
 A, B = Location("a", CPU.name), Location("b", CPU.name)

@@ -10,8 +10,7 @@ from triton.runtime.autotuner import Autotuner
 from triton.runtime.errors import OutOfResources
 
 from tflabench.bench import tuning as tunings
-from tflabench.bench.tuning import tuning
-from tflabench.bench.tuning_store import TuningStore
+from tflabench.bench.tuning import TuningStore, tuning
 from tflabench.implementations.registry import get
 from tflabench.problem import Problem
 from tflabench.rows.schema import Row

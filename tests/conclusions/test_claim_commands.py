@@ -11,8 +11,7 @@ from tflabench.conclusions.claim import Claim, check
 from tflabench.conclusions.claims import CLAIMS, KERNELS
 from tflabench.rows.schema import Row
 from tflabench.selection.axes import parse_overrides
-from tflabench.selection.comparisons import comparisons
-from tflabench.selection.points import Point, select_points
+from tflabench.selection.points import Point, comparisons, select_points
 from tflabench.selection.presets import load_preset
 
 

@@ -12,7 +12,7 @@ from figure_rows import SWEEPS, made
 from matplotlib.text import Text
 from synthetic import row
 
-from tflabench.figures import gain_maps, memory_frontier, paper, theory
+from tflabench.figures import gain_maps, memory_frontier, paper
 from tflabench.figures import profile as profiles
 from tflabench.figures.matplotlib_renderer import draw
 from tflabench.figures.model import Curve, Figure, Rule
@@ -32,7 +32,7 @@ def roofline() -> Figure:
 
 FIGURES: dict[str, Callable[[], Figure]] = {
     **{name: partial(figure, "sig", "fw") for name, figure in paper.FIGURES.items()},
-    "optimal-chunk": lambda: theory.runtime_over_chunk_size(tradeoff(), 512, "mLSTMsig on H100 SXM", 8 * 2**30),
+    "optimal-chunk": lambda: paper.runtime_over_chunk_size(tradeoff(), 512, "mLSTMsig on H100 SXM", 8 * 2**30),
     "roofline": roofline,
     "transfer": lambda: gain_maps.heat_maps("3", *gains("3")),
     "profile": lambda: profiles.draw(profile(), "mLSTMsig TFLA xl_chunk: T = 4096", ["a source"]),

@@ -9,7 +9,7 @@ import pytest
 from figure_cases import tradeoff
 from synthetic import row
 
-from tflabench.figures import theory
+from tflabench.figures import paper
 from tflabench.figures.model import Band, Curve, Figure, Panel, Rule, Shading
 from tflabench.figures.roofline import of_gpus
 from tflabench.figures.source import Source
@@ -36,7 +36,7 @@ def roofline(names: list[str], sizes: list[int], *rows: Row) -> Figure:
 
 
 def test_theory_over_the_chunk_size_marks_the_least_the_recommended_and_the_budget():
-    figure = theory.runtime_over_chunk_size(TRADEOFF, 512, "a setting", 8 * 2**30)
+    figure = paper.runtime_over_chunk_size(TRADEOFF, 512, "a setting", 8 * 2**30)
     assert figure.title == "Theory: least runtime at L = 634, recommended is L = 512"
     runtime, memory = figure.panels
     upper = curves(runtime)["nothing overlaps"]

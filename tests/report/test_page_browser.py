@@ -14,8 +14,8 @@ from repository import ROOT
 from synthetic import write
 from typer.testing import CliRunner
 
-from tflabench import report
 from tflabench.cli.main import app
+from tflabench.report import page as report
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install -e '.[dev]'")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

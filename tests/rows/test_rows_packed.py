@@ -15,7 +15,7 @@ from tflabench.cli.main import app
 from tflabench.problem import InputError
 from tflabench.rows.journal import Store, is_packed
 from tflabench.rows.load import read_results, results_folders
-from tflabench.rows.packed import pack
+from tflabench.rows.upkeep import pack
 
 TUNED = {"choices": {"kernel": {"BLOCK": 64, "num_warps": 4}}, "tried": 1, "configurations": 3}
 ROWS = [
@@ -150,7 +150,7 @@ def test_a_table_without_times_is_refused(folder):
 
 
 def test_nothing_is_deleted_where_the_table_lacks_something(folder, monkeypatch):
-    monkeypatch.setattr("tflabench.rows.packed.packed_lines", lambda table: [])
+    monkeypatch.setattr("tflabench.rows.upkeep.packed_lines", lambda table: [])
     before = names(folder)
     with pytest.raises(InputError, match="does not hold all that its journal does"):
         pack(folder)

@@ -11,8 +11,7 @@ from tflabench.implementations import registry
 from tflabench.problem import InputError, Problem
 from tflabench.selection import presets
 from tflabench.selection.axes import overlay, parse_overrides, parse_values, resolve
-from tflabench.selection.comparisons import comparisons
-from tflabench.selection.points import Point, select_points
+from tflabench.selection.points import Point, comparisons, select_points
 
 
 @pytest.mark.parametrize(

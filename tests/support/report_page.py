@@ -11,7 +11,7 @@ from typing import Any
 
 from synthetic import row
 
-from tflabench import report
+from tflabench.report import page as report
 from tflabench.rows.schema import Row
 
 MODEL = {

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tflabench.bench.theory_columns import modelled
+from tflabench.bench.rows_of_run import modelled
 from tflabench.implementations import registry
 from tflabench.problem import InputError, Problem
 from tflabench.theory import roofline

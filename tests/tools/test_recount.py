@@ -9,11 +9,11 @@ import recount
 from committed import committed_checkout
 from synthetic import RUN, row, write
 
-from tflabench.bench.theory_columns import modelled
+from tflabench.bench.rows_of_run import modelled
 from tflabench.implementations import registry
 from tflabench.rows.load import find_results, read_results
-from tflabench.rows.packed import pack
 from tflabench.rows.schema import Row
+from tflabench.rows.upkeep import pack
 from tflabench.theory.hardware import Ceilings
 
 ROOFS = {"flops_per_s": 782e12, "bytes_per_s": 4.26e12, "provenance": "measured", "source": "calibrate"}

@@ -10,7 +10,7 @@ from functools import partial
 from tflabench.bench import machine
 from tflabench.bench.events import Stations
 from tflabench.bench.machine import Machine
-from tflabench.bench.rules import Rules
+from tflabench.bench.protocol import Rules
 from tflabench.problem import DeviceKind, InputError, one_of
 from tflabench.theory import hardware
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from tflabench.bench.machine import Machine
 from tflabench.bench.protocol import Protocol
-from tflabench.bench.theory_columns import modelled
+from tflabench.bench.rows_of_run import modelled
 from tflabench.problem import DeviceKind, Problem
 from tflabench.selection.points import Point
 from tflabench.theory import hardware

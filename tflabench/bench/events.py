@@ -9,8 +9,7 @@ from math import inf
 from typing import Any, Self
 
 from tflabench.rows.schema import Row
-from tflabench.selection.comparisons import Comparison
-from tflabench.selection.points import Point
+from tflabench.selection.points import Comparison, Point
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ def import_library(library: str) -> None:
     from triton.runtime.cache import triton_key
 
     from tflabench.bench.import_answers import answering, ask_gpu
-    from tflabench.bench.stable_keys import key_callees_first
+    from tflabench.bench.warming import key_callees_first
     from tflabench.implementations import registry
 
     key_callees_first()

@@ -14,7 +14,7 @@ from tflabench.bench import machine
 from tflabench.bench.child import Child, die_with_parent
 from tflabench.bench.events import Began, Ended, Event, Fault, Location, Stations, Task
 from tflabench.bench.machine import Machine
-from tflabench.bench.rules import Rules
+from tflabench.bench.protocol import Rules
 from tflabench.bench.station import measured
 
 # A task that runs says something every second, but for what a process, its libraries and a calibration take to start.

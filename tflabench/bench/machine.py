@@ -1,7 +1,11 @@
-"""Facts about this machine: device, memory, versions, commit. The parent process asks without torch."""
+"""Facts about this machine: device, memory, versions, sources, commit. The parent process asks without torch.
+
+And the GPU that a question of theory is about (`chosen_gpu`): by name, by its ceilings, or this machine's.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import re
@@ -9,17 +13,23 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import tflabench
-from tflabench.bench.provenance import commit, source_hash
-from tflabench.problem import DeviceKind, InputError
+from tflabench.problem import DTYPE_BYTES, DeviceKind, InputError, one_of
 from tflabench.theory.hardware import slug
 
 if TYPE_CHECKING:
     import torch
+
+    from tflabench.theory.hardware import Gpu
+
+# What decides a number, relative to the folder of the package.
+SOURCES = ("kernels", "baselines", "bench", "implementations")
+LEAST_CEILING, LARGEST_CEILING = 0.0001, 1_000_000  # TFLOP/s or TB/s
 
 
 @dataclass(frozen=True)
@@ -202,3 +212,86 @@ def _available_bytes() -> int:
     if (info := Path("/proc/meminfo")).exists() and (kib := re.search(r"MemAvailable:\s+(\d+) kB", info.read_text())):
         return int(kib[1]) << 10
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+@cache
+def source_hash() -> str:
+    """Return 12 hexadecimal digits of the sources that decide a number: kernels, baselines, bench, implementations.
+
+    It is the same from a checkout, from a copy without .git and from an installed package.
+    """
+    root = Path(tflabench.__file__).resolve().parent
+    digest = hashlib.sha256()
+    for folder in SOURCES:
+        for path in sorted((root / folder).rglob("*.py")):
+            digest.update(f"{folder}/{path.relative_to(root / folder).as_posix()}\n".encode())
+            digest.update(path.read_bytes().replace(b"\r\n", b"\n"))
+    return digest.hexdigest()[:12]
+
+
+@cache
+def commit() -> str | None:
+    """Return the commit of the checkout that this package runs from, with "+" behind it if files have changed since.
+
+    TFLABENCH_COMMIT, where set, wins: for files that were copied without their .git, or over another checkout.
+    """
+    if given := os.environ.get("TFLABENCH_COMMIT"):
+        return given
+    root = Path(tflabench.__file__).resolve().parent.parent
+    if not (root / ".git").exists() or not shutil.which("git"):
+        return None
+    show = ["git", "-C", str(root), "describe", "--always", "--dirty=+", "--abbrev=12", "--exclude=*"]
+    return subprocess.run(show, capture_output=True, text=True, timeout=60).stdout.strip() or None
+
+
+def chosen_gpu(
+    name: str | None, dtype: str, peak_tflops: float | None = None, bandwidth_tbs: float | None = None
+) -> Gpu:
+    """Return the GPU asked for: by name, by its ceilings, or by name with a ceiling replaced.
+
+    With none of these, return this machine's GPU, or an H100 where there is none.
+
+    Raises:
+        InputError: an unknown name or dtype, one ceiling without the other, or one that no chip has.
+    """
+    from tflabench.theory import hardware  # here: help texts are shown without it
+
+    one_of("dtype", dtype, tuple(DTYPE_BYTES))  # before any note of its rate
+    _check_plausible("--peak-tflops", peak_tflops, "TFLOP/s")
+    _check_plausible("--bandwidth-tbs", bandwidth_tbs, "TB/s")
+    if name is None and (peak_tflops is None) != (bandwidth_tbs is None):
+        given, lacking = (
+            ("--peak-tflops", "--bandwidth-tbs") if bandwidth_tbs is None else ("--bandwidth-tbs", "--peak-tflops")
+        )
+        raise InputError(f"{given} is given without {lacking}: give both, or a --gpu that has the other")
+    if name is None and peak_tflops is not None and bandwidth_tbs is not None:
+        return hardware.custom(peak_tflops, bandwidth_tbs)
+    chip = hardware.find(name) if name is not None else own_gpu(dtype) or hardware.find("H100")
+    if peak_tflops is None and chip.ceilings.provenance != "measured" and dtype not in hardware.DATASHEET_DTYPES:
+        print(f"note: the rate of {chip.name} is that of bfloat16; give --peak-tflops for {dtype}", file=sys.stderr)
+    if peak_tflops is None and bandwidth_tbs is None:
+        return chip
+    ceilings = hardware.custom(
+        chip.ceilings.flops_per_s / 1e12 if peak_tflops is None else peak_tflops,
+        chip.ceilings.bytes_per_s / 1e12 if bandwidth_tbs is None else bandwidth_tbs,
+    ).ceilings
+    return replace(chip, ceilings=ceilings)
+
+
+def _check_plausible(option: str, value: float | None, unit: str) -> None:
+    """Raise InputError unless a ceiling that is given is one that a chip may have."""
+    if value is not None and not LEAST_CEILING <= value <= LARGEST_CEILING:
+        raise InputError(f"{option} is {value:g}: it must lie between {LEAST_CEILING} and {LARGEST_CEILING} {unit}")
+
+
+def own_gpu(dtype: str) -> Gpu | None:
+    """Return this machine's GPU, with ceilings measured by `tflabench calibrate` or known; None where it has none."""
+    from tflabench.bench import machine
+    from tflabench.theory import hardware
+
+    here = machine.detect("auto")
+    ceilings = hardware.ceilings_for(here.name, dtype) if here.kind == "cuda" else None
+    if ceilings is None:
+        return None
+    gpu = hardware.from_device_name(here.name) or hardware.Gpu(here.name, ceilings, here.memory_bytes)
+    return replace(gpu, ceilings=ceilings)

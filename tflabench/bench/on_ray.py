@@ -18,9 +18,8 @@ from typing import Any
 from tflabench.bench import machine
 from tflabench.bench.events import Began, Ended, Event, Fault, Location, Stations, Task
 from tflabench.bench.host import SILENT_S
-from tflabench.bench.machine import Machine
-from tflabench.bench.provenance import source_hash
-from tflabench.bench.rules import Rules
+from tflabench.bench.machine import Machine, source_hash
+from tflabench.bench.protocol import Rules
 from tflabench.bench.station import measured
 from tflabench.implementations import registry
 from tflabench.problem import DeviceKind, InputError

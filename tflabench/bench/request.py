@@ -9,8 +9,7 @@ from tflabench.bench.protocol import PAPER, PROTOCOLS, TIMES, Protocol
 from tflabench.implementations.registry import nearest
 from tflabench.problem import DeviceKind, InputError, one_of
 from tflabench.selection.axes import Values
-from tflabench.selection.comparisons import Comparison, comparisons
-from tflabench.selection.points import Point, select_points
+from tflabench.selection.points import Comparison, Point, comparisons, select_points
 from tflabench.selection.presets import Preset, load_preset
 
 

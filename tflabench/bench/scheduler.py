@@ -20,8 +20,8 @@ from typing import Any
 
 from tflabench.bench.comparison_run import ComparisonRun, PointRun, State
 from tflabench.bench.events import Activity, Task, Work
-from tflabench.bench.rules import Rules
-from tflabench.bench.tuning_store import TuningStore
+from tflabench.bench.protocol import Rules
+from tflabench.bench.tuning import TuningStore
 from tflabench.bench.warm import WarmUp
 from tflabench.bench.workers import SHARED, Workers
 from tflabench.problem import DeviceKind

@@ -1,11 +1,15 @@
 """A station: one device of this process, which takes comparisons and yields rows, and what it is at meanwhile.
 
-Points of all comparisons that it has taken are warmed up, while it measures the first of them.
+Points of all comparisons that it has taken are warmed up, while it measures the first of them. One
+sweep at a time has a device: by a lock file that the process holds, and that the system takes back when it ends.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
+import os
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
@@ -13,6 +17,7 @@ from dataclasses import asdict, replace
 from functools import cached_property
 from importlib.util import find_spec
 from math import inf
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -21,20 +26,18 @@ from tflabench.bench.ceilings import ceilings_of, measured_instead
 from tflabench.bench.child import Child
 from tflabench.bench.comparison_run import ComparisonRun, PointRun
 from tflabench.bench.events import Began, Ended, Event, Fault, Location, Note, RunDescription, Stations, Task
-from tflabench.bench.gpu_lock import DeviceLock
 from tflabench.bench.machine import Machine, environment, node_name, warm_ups_at_once
+from tflabench.bench.protocol import Rules
 from tflabench.bench.rows_of_run import Occasion
-from tflabench.bench.rules import Rules
 from tflabench.bench.scheduler import Scheduler
-from tflabench.bench.tuning_store import TuningStore, default_folder
+from tflabench.bench.tuning import TuningStore, default_folder
 from tflabench.bench.warm import WarmUp
 from tflabench.bench.warming import WarmUpGate
 from tflabench.bench.workers import SHARED, Workers, require_torch, spawn_worker
 from tflabench.implementations import registry
 from tflabench.problem import DeviceKind, InputError
 from tflabench.rows.schema import Row
-from tflabench.selection.comparisons import Comparison
-from tflabench.selection.points import Point
+from tflabench.selection.points import Comparison, Point
 from tflabench.theory.hardware import Ceilings
 
 if TYPE_CHECKING:
@@ -275,3 +278,42 @@ def measured(
                 yield from station.measure(task)
     except InputError as error:
         yield Fault("error", str(error))
+
+
+class DeviceLock:
+    """The lock of a device.
+
+    Args:
+        device: what tells it from others on this machine: the UUID of a GPU, the name of a CPU.
+    """
+
+    def __init__(self, device: str) -> None:
+        name = "".join(letter if letter.isalnum() else "-" for letter in device)
+        self._path = Path(tempfile.gettempdir()) / f"tflabench-{os.getuid()}-{name}.lock"
+        self._handle: int | None = None
+
+    def holder(self) -> str | None:
+        """Take the lock; return None where it is ours now, else the id of the process that holds it.
+
+        Where no lock file can be made it is ours too: measuring alone is then up to the user.
+        """
+        try:
+            handle = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError:
+            return None
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            process = os.pread(handle, 32, 0).decode(errors="replace").strip()
+            os.close(handle)
+            return process or "unknown"
+        self._handle = handle
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, str(os.getpid()).encode(), 0)
+        return None
+
+    def release(self) -> None:
+        """Give the lock back, if it is ours."""
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None

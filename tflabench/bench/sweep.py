@@ -15,18 +15,16 @@ from tflabench.bench.devices import Devices, Fleet
 from tflabench.bench.estimate import Estimate, Target, estimate
 from tflabench.bench.events import Activity, Began, Event, Fault, Location, Note, RunDescription, Stations, Task
 from tflabench.bench.machine import Machine, command
-from tflabench.bench.protocol import Protocol
+from tflabench.bench.protocol import Protocol, Rules
 from tflabench.bench.request import Request
 from tflabench.bench.rows_of_run import Occasion
-from tflabench.bench.rules import Rules
 from tflabench.bench.workers import SHARED
 from tflabench.implementations import registry
 from tflabench.problem import DeviceKind, InputError
 from tflabench.rows.journal import Store, is_packed
 from tflabench.rows.load import read_results, results_folders
 from tflabench.rows.schema import Row
-from tflabench.selection.comparisons import Comparison
-from tflabench.selection.points import Point
+from tflabench.selection.points import Comparison, Point
 from tflabench.theory.hardware import Ceilings, slug
 
 TRIES = 2

@@ -1,28 +1,41 @@
 """Control of Triton's autotuners inside a worker: a budget of seconds, a record of what was chosen, and its replay.
 
+Choices that were made before lie in the user's cache folder, or in rows of a results folder (`TuningStore`).
+
 Autotuners of libraries key their choice by a few arguments only: those of fla and mamba-ssm know neither batch nor
 sequence length. So a worker serves one point of these libraries, starts with no choice made, and says what was chosen.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import json
+import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
+
+from platformdirs import user_cache_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from triton.runtime.autotuner import Autotuner
 
+    from tflabench.rows.schema import Row
+    from tflabench.selection.points import Point
+
 LEAST_CALLS, MOST_CALLS = 3, 20  # of one configuration
 CALLS_S = 0.02  # a configuration is called until it has taken this long, within those bounds
 NOT_REACHED = [float("inf")] * 3  # quantiles of a configuration that was not tried
 
 Config = dict[str, Any]  # meta-parameters, num_warps, num_stages, ... by name
+Choices = dict[str, Any]  # the column `tuned` of a row
 
 
 @dataclass
@@ -135,3 +148,49 @@ def _free_name(tuner: Autotuner, tuned: Tuned) -> str:
     name = tuner.base_fn.__name__
     count = sum(known.partition("#")[0] == name for known in tuned.choices)
     return f"{name}#{count + 1}" if count else name
+
+
+def default_folder() -> Path:
+    """Return where choices lie: TFLABENCH_CACHE_DIR, or the user's cache folder."""
+    return Path(os.environ.get("TFLABENCH_CACHE_DIR") or user_cache_path("tflabench")) / "tuning"
+
+
+class TuningStore:
+    """Choices by GPU kind, versions, shape and pass: a file each.
+
+    Args:
+        versions: everything but the point that a choice depends on: the kind of GPU and packages.
+        rows: choices in these come before those in the folder.
+    """
+
+    def __init__(self, folder: Path, versions: Mapping[str, str], rows: Iterable[Row] = ()) -> None:
+        self._folder = folder
+        self._versions = dict(versions)
+        self._rows = {row.point: row.tuned for row in rows if row.tuned}
+
+    def look_up(self, point: Point, budget_s: float | None) -> Choices | None:
+        """Return what was chosen for a point, or None where less was tried than a budget of seconds would try."""
+        if point.id in self._rows:
+            return self._rows[point.id]
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            kept = json.loads(self._file(point).read_text())
+            complete = kept["tuned"]["tried"] == kept["tuned"]["configurations"]
+            if complete or (budget_s is not None and kept["budget_s"] is not None and kept["budget_s"] >= budget_s):
+                return kept["tuned"]
+        return None
+
+    def keep(self, point: Point, tuned: Choices, budget_s: float | None) -> None:
+        """Write down what was chosen; a folder that cannot be written keeps nothing."""
+        if self.look_up(point, budget_s) is not None:
+            return
+        kept = {"point": point.id, "versions": self._versions, "budget_s": budget_s, "tuned": tuned}
+        text = json.dumps(kept, indent=1)
+        with contextlib.suppress(OSError):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            part = self._file(point).with_suffix(f".{os.getpid()}.part")
+            part.write_text(text)
+            os.replace(part, self._file(point))
+
+    def _file(self, point: Point) -> Path:
+        key = json.dumps([point.id, sorted(self._versions.items())])
+        return self._folder / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"

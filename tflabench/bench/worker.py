@@ -128,7 +128,7 @@ class Worker:
         for plugin in plugins:
             registry.plug_in(plugin)
         if self.device_type == "cuda" and find_spec("triton"):
-            from tflabench.bench.stable_keys import key_callees_first
+            from tflabench.bench.warming import key_callees_first
 
             key_callees_first()  # or what was compiled before is not found
         if self.device_type == "cuda" and not torch.cuda.is_available():
@@ -222,8 +222,8 @@ class Worker:
                 profiler looks after the samples.
         """
         from tflabench.bench.answers import digest
-        from tflabench.bench.kernel_names import launched
         from tflabench.bench.measure import Clocks, take_turn
+        from tflabench.bench.profile.calls import launched
 
         start = time.perf_counter()
         ready = self._ready(implementation, Problem(**problem))
@@ -317,7 +317,7 @@ class Worker:
 
     def calibrate(self, dtypes: list[str], seconds: float) -> dict[str, Any]:
         """Return measured ceilings by dtype, as `calibrate.measure_ceilings` gives them."""
-        from tflabench.bench.calibrate import measure_ceilings
+        from tflabench.bench.measure import measure_ceilings
 
         self.answer({"stage": "calibrating"})
         return {"status": "ok", "ceilings": measure_ceilings(self.device, dtypes, seconds)}

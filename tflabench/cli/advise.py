@@ -9,7 +9,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from tflabench.bench.gpu_choice import chosen_gpu
+from tflabench.bench.machine import chosen_gpu
 from tflabench.cli.common import app, options
 from tflabench.cli.common.console import emit
 from tflabench.cli.common.paths import out_file, write_drawn
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from tflabench.bench.machine import Machine
-    from tflabench.bench.rules import Rules
+    from tflabench.bench.protocol import Rules
     from tflabench.conclusions.advise import Advice, Candidate, Refused
     from tflabench.theory.hardware import Ceilings, Gpu
 
@@ -85,8 +85,7 @@ def advise(  # noqa: PLR0913  options
     choices by the time of a step and marks those on the frontier: no other is both smaller and faster.
     """
     from tflabench.bench.machine import detect
-    from tflabench.bench.protocol import SHORT
-    from tflabench.bench.rules import Rules
+    from tflabench.bench.protocol import SHORT, Rules
     from tflabench.conclusions import advise as advising
 
     if tokens is not None and batch is not None:

@@ -71,7 +71,7 @@ def clear(
 
 def _places() -> dict[str, Path]:
     """Return the folder or file of each cache, by the environment; it may not exist."""
-    from tflabench.bench.tuning_store import default_folder
+    from tflabench.bench.tuning import default_folder
     from tflabench.bench.warm import cache_folder
     from tflabench.theory.hardware import ceilings_file
 

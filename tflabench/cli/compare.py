@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from tflabench.conclusions.compare import Judgement, Match
-    from tflabench.conclusions.sides import Side
+    from tflabench.conclusions.compare import Judgement, Match, Side
     from tflabench.rows.schema import Row
 
 LARGEST_THRESHOLD = 100.0  # times
@@ -64,7 +63,7 @@ def compare(
     """
     from tflabench.conclusions import compare as comparison
     from tflabench.conclusions.campaigns import differences
-    from tflabench.conclusions.sides import matched, sides
+    from tflabench.conclusions.compare import matched, sides
 
     tolerance = comparison.Tolerance(None if threshold is None else _fraction(threshold), min_samples, allow_throttled)
     if inside and impl:

@@ -17,6 +17,7 @@ from tflabench.cli import (  # noqa: F401
     report,
     reproduce,
     roofline,
+    rows,
     sweep,
     theory,
     time_,
@@ -24,4 +25,3 @@ from tflabench.cli import (  # noqa: F401
     verify,
 )
 from tflabench.cli.common.app import app as app
-from tflabench.cli.rows import merge, pack  # noqa: F401

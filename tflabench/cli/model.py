@@ -65,8 +65,8 @@ def model(  # noqa: PLR0913  options
     from tflabench import figures
     from tflabench.baselines.architectures import Form
     from tflabench.bench.devices import Devices
+    from tflabench.bench.protocol import Rules, end_of
     from tflabench.bench.request import Request
-    from tflabench.bench.rules import Rules, end_of
     from tflabench.bench.sweep import measure
     from tflabench.conclusions.models import MODES
     from tflabench.implementations import registry

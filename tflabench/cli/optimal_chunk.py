@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from tflabench.bench.gpu_choice import chosen_gpu
+from tflabench.bench.machine import chosen_gpu
 from tflabench.cli.common import app, complete, options
 from tflabench.cli.common.console import PASS_NAMES, emit
 from tflabench.cli.common.paths import out_file, write_drawn
@@ -115,7 +115,7 @@ def optimal_chunk(  # noqa: PLR0913  options
     problem, recommended = tradeoff.problem, tradeoff.recommend(tile, budget)
     title = f"{GATES[kind].title} {PASS_NAMES[pass_]} on {chip.name}: d_qk {d_qk}, d_hv {problem.d_hv}, {setting}"
     if plot:
-        from tflabench.figures.theory import runtime_over_chunk_size
+        from tflabench.figures.paper import runtime_over_chunk_size
 
         write_drawn(runtime_over_chunk_size(tradeoff, recommended, title, memory_budget), plot)
 
@@ -125,10 +125,10 @@ def optimal_chunk(  # noqa: PLR0913  options
 
 def _document(chip: Gpu, tradeoff: Tradeoff, tile: int, recommended: int, chunk_size: int | None) -> dict[str, Any]:
     """Return the answer for one GPU and problem, as --json prints it but for the memory budget."""
-    from tflabench.conclusions import kernel_chunks
+    from tflabench.conclusions.advise import optima
 
     problem = tradeoff.problem
-    kernels = kernel_chunks.optima(problem, tradeoff.gate, chip, tile, recommended)
+    kernels = optima(problem, tradeoff.gate, chip, tile, recommended)
     sizes = {2**n for n in range(4, problem.seq_len.bit_length()) if 2**n >= tile} | {
         recommended,
         chunk_size or recommended,

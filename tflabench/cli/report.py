@@ -16,8 +16,8 @@ def report(
     out: Annotated[Path | None, out_file("report.html", "DIR/report.html")] = None,
 ) -> None:
     """Write stored rows as one HTML page that needs no network: a chart, a look-up, all rows, claims, commands."""
-    from tflabench import report as reports
+    from tflabench.report import page
 
-    path = reports.write(directory, out)
+    path = page.write(directory, out)
     print(f"{path.stat().st_size / 1e6:.1f} MB, needs no network: open it in a browser", file=sys.stderr)
     print(path)

@@ -18,7 +18,7 @@ from tflabench.problem import InputError
 
 if TYPE_CHECKING:
     from tflabench.bench.machine import Machine
-    from tflabench.bench.rules import Rules
+    from tflabench.bench.protocol import Rules
     from tflabench.figures.reproduce import PaperFigure
     from tflabench.selection.points import Point
 
@@ -57,8 +57,7 @@ def reproduce(  # noqa: PLR0913  options
     Without an NVIDIA GPU nothing is measured: the figures are drawn from the rows stored below --results.
     """
     from tflabench.bench.machine import detect
-    from tflabench.bench.protocol import PAPER, STANDARD
-    from tflabench.bench.rules import Rules, end_of
+    from tflabench.bench.protocol import PAPER, STANDARD, Rules, end_of
     from tflabench.figures import reproduce as paper
     from tflabench.figures.files import check_formats
     from tflabench.rows.load import find_results, results_folders
@@ -123,7 +122,7 @@ def _print_selections(parts: Parts, root: Path, machine: Machine, rules: Rules, 
     """Print what would be measured for each figure."""
     from tflabench.bench.estimate import Target
     from tflabench.rows.load import rows_by_point
-    from tflabench.selection.comparisons import comparisons
+    from tflabench.selection.points import comparisons
 
     target = Target.of_machine(machine)
     for figure, points in parts.items():
@@ -137,7 +136,7 @@ def _measured(parts: Parts, root: Path, machine: Machine, rules: Rules) -> dict[
     from tflabench.bench.devices import Fleet
     from tflabench.bench.sweep import Sweep, folder_for
     from tflabench.progress import ProgressPrinter
-    from tflabench.selection.comparisons import comparisons
+    from tflabench.selection.points import comparisons
 
     printer, fleet = ProgressPrinter(), Fleet.one(machine)
     folders = {

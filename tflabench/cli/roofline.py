@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from tflabench.bench.gpu_choice import chosen_gpu
+from tflabench.bench.machine import chosen_gpu
 from tflabench.cli.common import app, complete, options
 from tflabench.cli.common.console import emit
 from tflabench.cli.common.paths import Overlay, out_file, write_drawn

@@ -84,8 +84,8 @@ def sweep(  # noqa: PLR0913  options
 ) -> None:
     """Measure runtime and memory of every implementation over the axes of a preset, and draw the figures."""
     from tflabench.bench.devices import Devices
+    from tflabench.bench.protocol import Rules, end_of
     from tflabench.bench.request import Request
-    from tflabench.bench.rules import Rules, end_of
     from tflabench.bench.sweep import measure
     from tflabench.progress import ProgressPrinter
     from tflabench.rows.load import find_results
@@ -195,9 +195,9 @@ def _target(devices: Devices) -> tuple[Target, str]:
 
 def _end(measured: Measured, ending: _Ending) -> None:
     """Draw the figures where they are wanted, and print what was measured."""
-    from tflabench.conclusions.listing import listing
     from tflabench.conclusions.summary import Swept
     from tflabench.conclusions.summary import ending as ending_of
+    from tflabench.rows.table import listing
 
     files, undrawn = measured.files, None
     if ending.plots and measured.rows:

@@ -51,8 +51,8 @@ def time(
     """
     from tflabench.bench.devices import Devices
     from tflabench.bench.machine import detect
+    from tflabench.bench.protocol import Rules
     from tflabench.bench.request import Request
-    from tflabench.bench.rules import Rules
     from tflabench.bench.sweep import Listener, measure
 
     plugins = [f"{kernel}={op}"] if op else []

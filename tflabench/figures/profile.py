@@ -8,9 +8,9 @@ from itertools import cycle
 from typing import TYPE_CHECKING
 
 from tflabench.figures.axes import labels, linear
-from tflabench.figures.gpus import Roof, roof_name, under, unit
 from tflabench.figures.looks import BLACK, BLUE, GREEN, GREY, MARKERS, ORANGE, PURPLE, SKY, VERMILION
 from tflabench.figures.model import Bars, Curve, Figure, Ink, Panel
+from tflabench.figures.roofline import Roof, roof_name, under, unit
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

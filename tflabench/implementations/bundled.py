@@ -22,7 +22,7 @@ from tflabench.implementations.adapter import (
     decayed_inputs,
     draw,
 )
-from tflabench.implementations.mlstm import GATES, GateName, sequence_inputs, sequence_oracle
+from tflabench.implementations.mlstm import GATES, GateName, mlstm_kernel, sequence_inputs, sequence_oracle
 from tflabench.implementations.packages import installed
 from tflabench.implementations.recurrences import (
     REFERENCE,
@@ -49,7 +49,7 @@ from tflabench.kernels.kda.gating import KDA
 from tflabench.kernels.scalar.plan import hopper_shapes
 from tflabench.kernels.scalar.plan import tfla as tfla_plan
 from tflabench.kernels.types import RETENTION, SIMPLE_GLA, ForgetOf, Gate, Gating
-from tflabench.problem import Problem
+from tflabench.problem import Problem, one_of
 from tflabench.theory import fused, fused_delta, fused_gla, fused_kda, linear_attention
 from tflabench.theory.call_cost import call_cost
 from tflabench.theory.cost import DEFAULT_CHUNK_SIZE, Cost
@@ -599,3 +599,58 @@ IMPLEMENTATIONS: tuple[Implementation, ...] = (
     *(implementation(KIMI_DELTA_ATTENTION, kernels) for kernels in KIMI_DELTA_ATTENTION.variants),
     _recurrence_step(KIMI_DELTA_ATTENTION),
 )
+
+
+# --- A function of the user's
+
+
+def operations() -> dict[str, Recurrence | None]:
+    """Return the operations that a function may compute, by the names that `tflabench.ops` has; None for the mLSTM."""
+    return dict.fromkeys(f"mlstm_{gate}" for gate in GATES) | {str(op.function): op for op in OPERATIONS}
+
+
+def implementation_of(name: str, compute: Callable[..., Tensor], operation: str) -> Implementation:
+    """Return the entry of a function that computes an operation of `tflabench.ops`.
+
+    Args:
+        compute: takes the tensors of the operation by their names there, (B, H, T, ...) and contiguous, and returns h
+            (B, H, T, d_hv). Autograd differentiates it.
+
+    Raises:
+        InputError: no such operation.
+    """
+    known = operations()
+    op = known[one_of("operation", operation, tuple(known))]
+    if op is None:
+        by_name = lambda q, k, v, i, f: compute(q=q, k=k, v=v, i=i, f=f)  # noqa: E731
+        return mlstm_kernel(name, by_name, gate="exp" if operation == "mlstm_exp" else "sig")
+    return Implementation(
+        name,
+        op.family,
+        name,
+        partial(_build_function, compute, op),
+        refuse_decode,
+        cost=partial(counted_cost, op),
+        gates=op.gates,
+        counts=op.counts,
+        bound=op.bound,
+        operation=op.name,
+        groups=not op.shared,
+    )
+
+
+def _build_function(compute: Callable[..., Tensor], op: Recurrence, problem: Problem, device: torch.device) -> Case:
+    drawn = op.inputs(problem, device)
+    inputs = {name: x if x.dim() < 3 else _heads_first(x) for name, x in drawn.items()}
+    options: dict[str, Any] = {"implementation": "reference", "chunk_size": op.oracle_chunk_size}
+    return Case(
+        inputs=inputs,
+        forward=partial(compute, **inputs, **op.options),
+        oracle=lambda inputs: op.run()(**inputs, **op.options, **options),
+        linear=op.values,
+    )
+
+
+def _heads_first(x: Tensor) -> Tensor:
+    """Return a leaf (B, H, T, ...) of the values of x (B, T, H, ...)."""
+    return x.detach().transpose(1, 2).contiguous().requires_grad_(x.requires_grad)

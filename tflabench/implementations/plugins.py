@@ -1,10 +1,13 @@
 """Implementations from outside: of files and modules that the user names, and of entry points of installed packages.
 
-Every mistake in them is one line that names the plugin and says what was expected.
+Every mistake in them is one line that names the plugin and says what was expected. The sources of a plugin, as one
+hash, are its file and all that it imports from its folder.
 """
 
 from __future__ import annotations
 
+import ast
+import hashlib
 import importlib
 import importlib.util
 import re
@@ -17,14 +20,16 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, get_args
 
+import tflabench
 from tflabench.implementations.adapter import Family, Formulation, Implementation, Plugin
-from tflabench.implementations.sources import PACKAGE, sources_hash
 from tflabench.problem import InputError, Problem
 from tflabench.theory.cost import Cost
 
 GROUP = "tflabench.implementations"  # of entry points
 NAME = re.compile(r"[A-Za-z0-9_.-]+")
 EXPECTED = "IMPLEMENTATIONS, a tuple of tflabench.plugin.Implementation"
+PACKAGE = Path(tflabench.__file__).resolve().parent
+LIBRARIES = {"site-packages", "dist-packages"}
 
 
 def load(plugin: str) -> tuple[Implementation, ...]:
@@ -53,7 +58,7 @@ def load(plugin: str) -> tuple[Implementation, ...]:
 
 
 def _of_function(module: ModuleType, function: str) -> Implementation:
-    from tflabench.implementations.functions import implementation_of
+    from tflabench.implementations.bundled import implementation_of
 
     name, _, operation = function.partition("=")
     compute: Any = vars(module).get(name)
@@ -209,3 +214,54 @@ def _guarded(impl: Implementation) -> Implementation:
         raise InputError(f"the cost of {impl.name} is {_article(counted)}; expected a Cost")
 
     return replace(impl, refuses=refuses, cost=cost if impl.cost else None)
+
+
+def sources_hash(module: ModuleType, folder: Path | None = None) -> str | None:
+    """Return 12 hexadecimal digits of the sources of a module; None where it has no file.
+
+    They are its file and what import statements in it name, at any depth, of the modules and packages in its folder.
+    What it imports by other means, or reads while it runs, is not seen. Nothing of this package is of it.
+
+    Args:
+        folder: that is searched; None for the one that the module's name begins in.
+    """
+    if not module.__file__:
+        return None
+    start = Path(module.__file__).resolve()
+    if folder is None:
+        folder = start.parents[module.__name__.count(".") + (start.name == "__init__.py")]
+    within = folder / module.__name__.partition(".")[0] if LIBRARIES & set(folder.parts) else folder
+    sources, unread = {start: start.read_bytes()}, [start]
+    while unread:
+        file = unread.pop()
+        for other in _imported(file, sources[file], folder):
+            if other not in sources and other.is_file() and within in other.parents and PACKAGE not in other.parents:
+                sources[other] = other.read_bytes()
+                unread.append(other)
+    digest = hashlib.sha256()
+    for file in sorted(sources):
+        digest.update(f"{file.relative_to(folder)}\n".encode())
+        digest.update(sources[file].replace(b"\r\n", b"\n"))
+    return digest.hexdigest()[:12]
+
+
+def _imported(file: Path, source: bytes, folder: Path) -> Iterator[Path]:
+    """Yield the files that the import statements of a file may mean in a folder, whether they exist or not."""
+    try:
+        tree = ast.parse(source)
+    except SyntaxError:  # it may never be imported
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names = [(folder, alias.name) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = file.parents[node.level - 1] if node.level else folder
+            names = [(base, f"{node.module or ''}.{alias.name}".strip(".")) for alias in node.names]
+        else:
+            continue
+        for base, name in names:
+            parts = name.split(".")
+            for end in range(len(parts) + 1):
+                place = base.joinpath(*parts[:end])
+                yield place / "__init__.py"
+                yield place.with_name(f"{place.name}.py")

@@ -1,11 +1,14 @@
-"""The page: its parts as JSON inside a fixed document, which a script shows as text."""
+"""The page: its parts as JSON inside a fixed document, which a script shows as text.
+
+It holds everything that it shows, Plotly's script included, and asks no network.
+"""
 
 from __future__ import annotations
 
 import base64
 import gzip
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from importlib.util import find_spec
 from itertools import chain
@@ -13,14 +16,39 @@ from pathlib import Path
 from typing import Any
 
 import tflabench
-from tflabench.figures import plotly_renderer
-from tflabench.figures.captions import provenance
+from tflabench.figures import curves, facets, plotly_renderer, roofline
+from tflabench.figures.captions import caption, provenance
+from tflabench.figures.facets import Slice
+from tflabench.figures.highlights import SYMBOLS, device_name, finding, title
+from tflabench.figures.model import Panel
+from tflabench.figures.quantities import MEMORY, PASSES, RUNTIME, by_pass
 from tflabench.figures.source import Source
 from tflabench.problem import InputError
-from tflabench.report import charts, details, lookup
+from tflabench.report import details, lookup
 from tflabench.rows.load import Results, find_results
 
 INSTALL = "pip install 'tflabench[report]'"
+# What a chart is selected by -> its heading, in the order in which one choice narrows the next.
+SELECTORS = {
+    "gpu": "GPU", "results": "results", "dtype": "data type", "pass": "pass", "view": "chart",
+    "size": "heads and head dimensions",
+}  # fmt: skip
+SHARED = ("device", "folder", "dtype", "pass")
+
+
+def write(directory: Path, out: Path | None = None) -> Path:
+    """Write the report of a results folder, or of all below a folder; return the file (default: report.html in it).
+
+    Raises:
+        InputError: no results, rows that cannot be read, plotly missing, or a file that cannot be written.
+    """
+    out = out or directory / "report.html"
+    html = render(directory)
+    try:
+        out.write_text(html, encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{out} cannot be written ({error.strerror}): give another file with --out") from None
+    return out
 
 
 def render(directory: Path) -> str:
@@ -76,15 +104,15 @@ def _payload(directory: Path, named: Mapping[str, Results], source: Source) -> d
     Args:
         named: the folders with results, by the names that the page has for them.
     """
-    made = list(charts.charts(source))
+    made = list(charts(source))
     devices = dict.fromkeys([*(chart["gpu"] for chart in made), *source.rows["device"]])
     return {
         "title": directory.resolve().name if directory.is_absolute() or directory == Path() else directory.as_posix(),
         "version": tflabench.__version__,
         "origin": provenance(source.rows, source.runs),
-        "selectors": charts.SELECTORS,
+        "selectors": SELECTORS,
         "charts": made,
-        "rooflines": list(charts.rooflines(source)),
+        "rooflines": list(rooflines(source)),
         "rows": details.table(source),
         "lookup": {
             "gates": lookup.GATES,
@@ -97,3 +125,53 @@ def _payload(directory: Path, named: Mapping[str, Results], source: Source) -> d
         "commands": details.commands(directory, named),
         "dark": plotly_renderer.DARK,
     }
+
+
+def charts(source: Source) -> Iterator[dict[str, Any]]:
+    """Yield every chart: what selects it (SELECTORS), its title, its setting and its plot.
+
+    Folders with most rows of closed comparisons come first, then those with most rows.
+    """
+    rows = source.rows
+    folders = rows.assign(compared=rows["comparison_id"].notna() & rows["closed"]).groupby("folder")["compared"]
+    ordered = rows.assign(compared=-folders.transform("sum"), size=-folders.transform("size"))
+    ordered = ordered.sort_values(["compared", "size", "folder"], kind="stable")
+    for key, rows in ordered.groupby(list(SHARED), sort=False):
+        for axis in facets.swept_axes(rows) or ["seq_len"]:
+            for part in facets.split(rows, axis):
+                yield from _of_slice(source, part, key)
+
+
+def rooflines(source: Source) -> Iterator[dict[str, Any]]:
+    """Yield the roofline of every GPU, folder, data type and pass, selected as charts are, without view and size."""
+    for key, rows in source.rows.groupby(list(SHARED[:-1]), sort=False):
+        figure = roofline.draw("roofline", source, rows)
+        for pass_, panel in zip(by_pass(rows), figure.panels, strict=True):
+            yield _chosen((*key, pass_), panel, title=figure.title, setting=figure.caption[0])
+
+
+def _chosen(key: tuple[str, ...], panel: Panel, **texts: str) -> dict[str, Any]:
+    """Return a chart: what selects it (`key`: values of SHARED) and the words at it, and its plot."""
+    device, folder, dtype, pass_ = key
+    shared = {"gpu": device, "results": folder, "dtype": dtype, "pass": PASSES[pass_]}
+    return {**shared, **texts, "plot": plotly_renderer.draw(panel)}
+
+
+def _of_slice(source: Source, part: Slice, key: tuple[str, ...]) -> Iterator[dict[str, Any]]:
+    """Yield runtime and peak memory over the axis of a slice of one pass."""
+    rows, single = part.rows, _single(part)
+    size = caption(rows, part.axis).replace(f", {rows['dtype'].iloc[0]}", "")
+    size = f"T = {int(rows['seq_len'].iloc[0])}, {size}" if single else size
+    over = "" if single else f" over {SYMBOLS.get(part.axis, part.axis)}"
+    columns, device = curves.columns_of(rows, part.axis), device_name(rows)
+    quantities = (RUNTIME, MEMORY) if rows["peak_bytes"].notna().any() else (RUNTIME,)
+    for quantity in quantities:
+        chart = curves.Chart.of(source, part, quantity)
+        result = finding(rows, quantity, None if single else part.axis)
+        panel = curves.ranking(chart, rows, "") if single else curves.over_axis(chart, columns, "")
+        head = title(result, rows["pass"].iloc[0], device)
+        yield _chosen(key, panel, view=f"{quantity.name.lower()}{over}", size=size, title=head, setting=size)
+
+
+def _single(part: Slice) -> bool:
+    return part.axis == "seq_len" and part.rows["seq_len"].nunique() == 1

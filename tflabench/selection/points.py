@@ -1,8 +1,8 @@
-"""Points: what is to be measured, an implementation at a problem size each. No torch."""
+"""Points: what is to be measured, an implementation at a problem size each; and comparisons of them. No torch."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from operator import itemgetter
@@ -13,6 +13,8 @@ from tflabench.implementations.adapter import Implementation
 from tflabench.problem import DRAWN_GATES, PASSES, InputError, Problem
 from tflabench.selection.axes import ORDER, Values, overlay, resolve
 from tflabench.selection.presets import Group, Preset
+
+Cut = tuple[int, int, int, str | None]
 
 
 @dataclass(frozen=True)
@@ -129,3 +131,60 @@ def point_id(impl: Implementation, problem: Problem) -> str:
     gates = "" if impl.with_gates(p).gates == DRAWN_GATES.get(p.inputs) else f"/{impl.with_gates(p).gates}"
     ranks = "" if p.ranks is None else f"/ranks{p.ranks}"
     return f"{impl.name}/{p.pass_}/{size}/{p.dtype}/{p.inputs}{p.seed}{gates}{ranks}"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All implementations, and chunk sizes, of one batch, sequence length, embedding, dtype, inputs and pass.
+
+    Attributes:
+        points: in the order in which they take their turn in a round; at least one.
+    """
+
+    points: tuple[Point, ...]
+
+    @property
+    def problem(self) -> Problem:
+        """The size of the first point; the others may have other heads and chunk sizes."""
+        return self.points[0].problem
+
+    @property
+    def title(self) -> str:
+        """Return in words what it is about: "fwbw B=16 T=4096 embedding 4096 bfloat16"."""
+        p = self.problem
+        width = self.points[0].implementation.width or p.heads * p.d_hv
+        return f"{p.pass_} B={p.batch} T={p.seq_len} embedding {width} {p.dtype}"
+
+
+def comparisons(points: Iterable[Point]) -> list[Comparison]:
+    """Group points into comparisons, in the order in which the first point of each stands; ours come first in each.
+
+    Heads and strengths of gates may differ within one: attention with 32 heads of 128 meets an mLSTM with 16 of
+    128/256, and a GLA whose gates are weaker. Models of one width meet, whatever their heads. Where an implementation
+    stands at several of these, each is a comparison of its own.
+    """
+    together: dict[tuple[object, ...], list[Point]] = {}
+    for point in points:
+        p, width = point.problem, point.implementation.width
+        sizes = (width,) if width else (p.heads * p.d_hv, p.group)
+        key = (p.batch, p.seq_len, *sizes, p.dtype, p.inputs, p.seed, p.pass_)
+        together.setdefault(key, []).append(point)
+    rank = {impl.name: place for place, impl in enumerate(registry.implementations())}
+    return [
+        Comparison(tuple(sorted(part, key=lambda point: rank[point.implementation.name])))
+        for group in together.values()
+        for part in _by_cut(group)
+    ]
+
+
+def _by_cut(group: Sequence[Point]) -> list[list[Point]]:
+    of_implementation: dict[str, set[Cut]] = {}
+    of_cut: dict[Cut, list[Point]] = {}
+    for point in group:
+        p = point.problem
+        cut = (p.heads, p.d_qk, p.d_hv, p.gates)
+        of_implementation.setdefault(point.implementation.name, set()).add(cut)
+        of_cut.setdefault(cut, []).append(point)
+    if max(map(len, of_implementation.values())) == 1:
+        return [list(group)]
+    return list(of_cut.values())

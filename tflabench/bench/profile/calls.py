@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import TYPE_CHECKING
 
 import torch
 from torch._C._autograd import DeviceType
@@ -12,7 +13,11 @@ from torch.profiler import ProfilerActivity, profile
 
 from tflabench.bench.profile.counters import told_apart
 
+if TYPE_CHECKING:
+    import torch
+
 Run = Callable[[], object]
+LONGEST = 160  # characters of a name: templates of C++ libraries go on for pages
 
 
 @dataclass(frozen=True)
@@ -91,3 +96,19 @@ def _cpu_operators(run: Run, calls: int) -> list[Part]:
         for name in names
     ]
     return sorted(parts, key=lambda part: -part.ms)
+
+
+def launched(run: Callable[[], object], device: torch.device) -> list[str] | None:
+    """Return the names of the kernels that one call launches, each once, in order; None on a CPU."""
+    if device.type != "cuda":
+        return None
+    import torch
+    from torch._C._autograd import DeviceType
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        run()
+        torch.cuda.synchronize(device)
+    events = [event for event in seen.events() or () if event.device_type == DeviceType.CUDA]
+    events.sort(key=lambda event: event.time_range.start)
+    return list(dict.fromkeys(event.name[:LONGEST] for event in events if not event.name.startswith("Mem")))

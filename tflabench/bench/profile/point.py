@@ -17,7 +17,7 @@ from tflabench.bench.ceilings import ceilings_of
 from tflabench.bench.machine import Machine
 from tflabench.bench.profile import counters
 from tflabench.bench.profile.counters import KernelCounters
-from tflabench.bench.theory_columns import modelled
+from tflabench.bench.rows_of_run import modelled
 from tflabench.bench.workers import WORKER, one_worker
 from tflabench.implementations import registry
 from tflabench.implementations.adapter import Implementation

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tflabench.bench.estimate import Target
     from tflabench.bench.protocol import Protocol
     from tflabench.rows.schema import Row
-    from tflabench.selection.comparisons import Comparison
+    from tflabench.selection.points import Comparison
 
 MOST_COMPARISONS, MOST_REASONS = 20, 5  # that are printed without --full
 

@@ -1,4 +1,4 @@
-"""The command that adds rows of other sweeps to a results folder: merge."""
+"""The commands that change stored rows: rows merge adds those of other sweeps, rows pack keeps folders small."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 
 from tflabench.cli.common.app import rows
 from tflabench.cli.common.options import WHAT, Impl
-from tflabench.cli.common.paths import ROWS
+from tflabench.cli.common.paths import ROWS, Results
 from tflabench.problem import InputError
 
 
@@ -29,8 +29,7 @@ def merge(
     Of a point that both have, the row that was measured last counts, but a measurement before any failure. The
     environment of every run comes along. Folders below a SOURCE go to those of the same name below --into.
     """
-    from tflabench.rows import load
-    from tflabench.rows import merge as merge_
+    from tflabench.rows import load, upkeep
     from tflabench.selection import axes
 
     patterns = impl or ["*"]
@@ -47,6 +46,23 @@ def merge(
         if results.folder.resolve() == target.resolve():
             raise InputError(f"{results.folder} is what is to be added to: SOURCE must be another folder than --into")
     for results, target in pairs:
-        merged = merge_.merge(results, target)
+        merged = upkeep.merge(results, target)
         left = f", {merged.kept} left out for what was there" if merged.kept else ""
         print(f"{target}: {merged.new} new points, {merged.replaced} measured again{left}, from {results.folder}")
+
+
+@rows.command()
+def pack(
+    directory: Results,
+    closed: Annotated[bool, typer.Option("--closed", help="Keep only rows of comparisons that ended.")] = False,
+) -> None:
+    """Keep finished results folders small: rows.parquet, without journal.jsonl and rows.csv.
+
+    times.csv has the columns that matter most, to look at. Every command reads packed folders. A sweep or `merge` that
+    adds rows to one unpacks it first.
+    """
+    from tflabench.rows import load, upkeep
+
+    for folder in load.folders_below(directory):
+        before, after = upkeep.pack(folder, closed)
+        print(f"{folder}: {before / 1e3:,.0f} kB before, {after / 1e3:,.0f} kB now")

@@ -1,1 +1,0 @@
-"""The commands below `tflabench rows`, which change stored rows: one file a command."""
