@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,9 +11,7 @@ import pytest
 from report_page import HOSTILE, LATEX, RUN, Page, sdpa, sweep, tfla
 from repository import ROOT
 from synthetic import write
-from typer.testing import CliRunner
 
-from tflabench.cli.main import app
 from tflabench.report import page as report
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install -e '.[dev]'")
@@ -127,38 +124,6 @@ def test_hovering_meets_the_point_before_the_band(opened, written):
             assert f"{held.cell('ms_median', rows[1]):.4g}".rstrip("0").rstrip(".") in said
             page.mouse.move(5, 5)
             page.wait_for_selector("#card", state="hidden")
-
-
-# --- looking up
-
-
-def ask(page: Any, **shape: Any) -> str:
-    for name, value in shape.items():
-        if page.locator(f"#pick-my-{name}").count():
-            page.select_option(f"#pick-my-{name}", value)
-        else:
-            page.fill(f"#my-{name}", str(value))
-    return page.inner_text("#answer")
-
-
-def test_other_shapes_are_answered_by_the_grid_or_by_the_command(opened, written):
-    page = opened("lengths")
-    held = Page(written["lengths"].read_text()).payload["lookup"]
-    key, best = next((key, best) for key, best in held["modelled"].items() if key not in held["measured"])
-    _, gate, pass_, dtype, *numbers = key.split("|")
-    shape = dict(zip(("seq_len", "batch", "heads", "d_qk", "d_hv"), numbers, strict=True))
-    words = {"fw": "forward", "fwbw": "forward + backward"}[pass_]
-    said = ask(page, **{"pass": words}, gate=gate, dtype=dtype, **shape)
-    assert "modelled (calibrated model)" in said
-    assert best[0]["kernel"] in said
-    assert best[0]["ms"] in said
-    command = shlex.split(page.inner_text("#answer code"))
-    done = CliRunner().invoke(app, command[1:])
-    assert f"{best[0]['ms'].split()[0]}" in done.stdout
-    said = ask(page, seq_len=12288, batch=3)
-    assert "No row and no point of the grid has this shape" in said
-    assert CliRunner().invoke(app, shlex.split(page.inner_text("#answer code"))[1:]).exit_code == 0
-    assert "whole number" in ask(page, seq_len="a lot")
 
 
 # --- all rows

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 from report_page import HOSTILE, LATEX, REASONS, RUN, Page, many, page_of, sdpa, sweep, tfla
@@ -16,7 +15,6 @@ from typer.testing import CliRunner
 from tflabench.cli.main import app
 from tflabench.conclusions.campaigns import campaigns
 from tflabench.conclusions.claims import check_all
-from tflabench.report import lookup
 from tflabench.rows.errors import find_errors
 from tflabench.rows.load import find_results, read_results
 from tflabench.rows.schema import Row
@@ -94,64 +92,6 @@ def test_the_roofline_has_its_roof(page):
     assert [max(trace["y"]) for trace in roofs] == [800, 800]
 
 
-# --- look-ups
-
-
-def test_measured_answers_are_the_fastest_rows(measured):
-    page, rows = measured
-    answers = page.payload["lookup"]["measured"]
-    assert answers
-    for key, best in answers.items():
-        device, gate, pass_, dtype, *numbers = key.split("|")
-        shape = (device, pass_, dtype, *map(int, numbers))
-        fitting = [
-            row for row in rows
-            if (row.device, row.pass_, row.dtype, row.seq_len, row.batch, row.heads, row.d_qk, row.d_hv) == shape
-            and row.family == "mlstm" and row.gate in gate.split(",") and row.status == "ok"
-        ]  # fmt: skip
-        fastest = min(fitting, key=lambda row: row.ms_median or 0)
-        assert rows[best[0]["row"]].ms_median == fastest.ms_median
-        assert best[0]["ms"] == f"{fastest.ms_median:.4g} ms"
-        assert all(other["kernel"] != best[0]["kernel"] for other in best[1:])
-
-
-def test_modelled_answers_are_what_advise_prints(measured):
-    answers = measured[0].payload["lookup"]["modelled"]
-    assert answers
-    for key in [*answers][:5]:
-        _, gate, pass_, dtype, T, batch, heads, d_qk, d_hv = key.split("|")
-        asked = f"--gpu H200 --pass {pass_} --dtype {dtype} --gate {gate} --seq-len {T} --batch {batch} --heads {heads}"
-        done = CliRunner().invoke(app, ["advise", *asked.split(), "--d-qk", d_qk, "--d-hv", d_hv, "--json"])
-        ranked = json.loads(done.stdout)["ranked"]
-        other = next((one for one in ranked if one["implementation"] != ranked[0]["implementation"]), None)
-        wanted: list[dict[str, Any]] = [ranked[0], *([other] if other else [])]
-        for said, best in zip(wanted, answers[key], strict=True):
-            assert (best["kernel"], best["chunk"]) == (said["implementation"], str(said["chunk_size"]))
-            assert best["ms"] == f"{said['call_ms']:.4g} ms"
-            size = said["memory_bytes"]
-            assert best["memory"] == (f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB")
-
-
-def test_the_command_for_other_shapes_runs(measured):
-    (command,) = measured[0].payload["lookup"]["commands"].values()
-    assert command == "tflabench advise --gpu 'H200 SXM'"
-    assert CliRunner().invoke(app, ["advise", "--gpu", "H200 SXM"]).exit_code == 0
-
-
-def test_a_device_without_a_model_is_measured():
-    assert lookup.commands(["a toaster"]) == {"a toaster": "tflabench advise --measure"}
-
-
-def test_the_grid_has_the_lengths_between():
-    asked = lookup.shapes([tfla(1.0, 512), tfla(1.0, 4096)])
-    assert sorted((shape.seq_len, shape.batch) for shape in asked) == [(512, 128), (1024, 64), (2048, 32), (4096, 16)]
-
-
-def test_rows_that_are_wrong_answer_nothing():
-    right, wrong = tfla(2.0), tfla(1.0).model_copy(update={"status": "wrong"})
-    assert {one.ms for best in lookup.measured([right, wrong]).values() for one in best} == {"2 ms"}
-
-
 # --- folds
 
 
@@ -186,13 +126,12 @@ def test_several_folders_are_one_page(tmp_path):
     assert machine["folders"] == ["fig4", "fig5"]
 
 
-def test_the_page_opens_with_most_rows_of_closed_comparisons_and_looks_up_that_gpu(tmp_path):
+def test_the_page_opens_with_most_rows_of_closed_comparisons(tmp_path):
     write(tmp_path / "apart", [one.model_copy(update={"comparison_id": None}) for one in [*sweep(), sdpa(9.0, 32768)]])
     h100 = [one.model_copy(update={"device": "NVIDIA H100 80GB HBM3"}) for one in sweep()]
     write(tmp_path / "beside", h100, run=RUN | {"device": "NVIDIA H100 80GB HBM3"})
     payload = page_of(tmp_path).payload
     assert list(dict.fromkeys(chart["results"] for chart in payload["charts"])) == ["beside", "apart"]
-    assert list(payload["lookup"]["commands"]) == ["NVIDIA H100 80GB HBM3", "NVIDIA H200"]
 
 
 # --- bad input

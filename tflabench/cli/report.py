@@ -15,7 +15,7 @@ def report(
     directory: Results,
     out: Annotated[Path | None, out_file("report.html", "DIR/report.html")] = None,
 ) -> None:
-    """Write stored rows as one HTML page that needs no network: a chart, a look-up, all rows, claims, commands."""
+    """Write stored rows as one HTML page that needs no network: a chart, all rows, claims, commands."""
     from tflabench.report import page
 
     path = page.write(directory, out)

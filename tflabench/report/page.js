@@ -50,9 +50,9 @@
   dark.addEventListener("change", paint);
 
   // --- selection: each selector offers what charts have that match those before it
-  function picks(name, options, value) {
+  function picks(name, options) {
     const box = tag("select", { id: `pick-${name}` }, ...options.map((option) => new Option(option)));
-    box.value = options.includes(state.get(name)) ? state.get(name) : (value ?? options[0]);
+    box.value = options.includes(state.get(name)) ? state.get(name) : options[0];
     return box;
   }
   let shown;
@@ -141,64 +141,6 @@
     const box = $("plot").getBoundingClientRect();
     if (rows.length) card(rows[step], box.left + 60, box.top + 10);
   };
-
-  // --- look up
-  const { lookup } = data;
-  const fields = { seq_len: "T", batch: "batch", heads: "heads", d_qk: "d_qk", d_hv: "d_hv" };
-  const passes = { forward: "fw", "forward + backward": "fwbw" };
-  const asked = (name) => ($(`pick-my-${name}`) ?? $(`my-${name}`)).value.trim();
-  function form() {
-    const keys = Object.keys({ ...lookup.modelled, ...lookup.measured }).map((key) => key.split("|"));
-    const first = keys[0] ?? ["", "exp,sig", "fwbw", "bfloat16", "8192", "8", "8", "256", "512"];
-    const dtypes = [...new Set([first[3], "bfloat16", "float16", "float32", ...columns.dtype.words])];
-    const choices = { GPU: Object.keys(lookup.commands), pass: Object.keys(passes), dtype: dtypes, gate: lookup.gates };
-    const pass = Object.keys(passes).find((name) => passes[name] === first[2]);
-    for (const [label, options] of Object.entries(choices)) {
-      const box = picks(`my-${label.toLowerCase()}`, options, label === "pass" ? pass : options[0]);
-      $("shape").append(tag("label", {}, label, box));
-    }
-    Object.entries(fields).forEach(([name, label], n) => {
-      const values = [...new Set(keys.map((key) => key[4 + n]))].sort((a, b) => a - b);
-      const known = tag("datalist", { id: `known-${name}` }, ...values.map((value) => new Option(value)));
-      const value = state.get(`my-${name}`) ?? first[4 + n];
-      const box = tag("input", { id: `my-${name}`, inputMode: "numeric", value });
-      box.setAttribute("list", known.id);
-      $("shape").append(tag("label", {}, label, box, known));
-    });
-    $("shape").oninput = ({ target }) => {
-      keep(target.id.replace("pick-", ""), target.value);
-      answer();
-    };
-  }
-  function command(text) {
-    const button = tag("button", { type: "button" }, "copy");
-    const code = tag("code", {}, ...text.split(" ").flatMap((word, n) => [n ? " " : "", tag("span", {}, word)]));
-    button.onclick = async () => {
-      getSelection().selectAllChildren(code); // what is left to copy by hand where the browser forbids it
-      await navigator.clipboard?.writeText(text).then(() => (button.textContent = "copied"), () => {});
-    };
-    return tag("p", { className: "command" }, code, button);
-  }
-  function answer() {
-    const wrong = Object.keys(fields).find((name) => !/^[1-9]\d{0,8}$/.test(asked(name)));
-    const refusal = tag("p", { className: "flag" }, `${fields[wrong]} must be a whole number above 0`);
-    if (wrong) return $("answer").replaceChildren(refusal);
-    const [gpu, gate, pass, dtype] = [asked("gpu"), asked("gate"), passes[asked("pass")], asked("dtype")];
-    const key = [gpu, gate, pass, dtype, ...Object.keys(fields).map(asked)].join("|");
-    const found = [lookup.measured[key], lookup.modelled[key]].filter(Boolean);
-    const options = Object.keys(fields).map((name) => `--${name.replace("_", "-")} ${asked(name)}`).join(" ");
-    const line = `${lookup.commands[gpu]} --pass ${pass} --dtype ${dtype} --gate ${gate} ${options}`;
-    const why = found.length ? "The same, with all choices:" : "No row and no point of the grid has this shape. Ask";
-    const said = tag("p", { className: found.length ? "muted" : "" }, why);
-    return $("answer").replaceChildren(...found.flatMap(told), said, command(line));
-  }
-  function told(best, n) {
-    if (typeof best === "string") return [tag("p", { className: "flag" }, best)];
-    const rows = best.map(({ kernel, chunk, ms, memory }) => [kernel, chunk, ms, memory]);
-    const lines = table([["", "L", "a call", "memory"], ...rows]);
-    return [tag("p", { className: "source" }, best[0].source), tag("table", { className: n ? "second" : "best" }, ...lines)];
-  }
-  const table = (rows) => rows.map((row, n) => tag("tr", {}, ...row.map((words) => tag(n ? "td" : "th", {}, words))));
 
   // --- all rows: 50 at a time, one row of filters
   const PAGE = 50;
@@ -297,6 +239,16 @@
   };
 
   // --- folds
+  const table = (rows) => rows.map((row, n) => tag("tr", {}, ...row.map((words) => tag(n ? "td" : "th", {}, words))));
+  function command(text) {
+    const button = tag("button", { type: "button" }, "copy");
+    const code = tag("code", {}, ...text.split(" ").flatMap((word, n) => [n ? " " : "", tag("span", {}, word)]));
+    button.onclick = async () => {
+      getSelection().selectAllChildren(code); // what is left to copy by hand where the browser forbids it
+      await navigator.clipboard?.writeText(text).then(() => (button.textContent = "copied"), () => {});
+    };
+    return tag("p", { className: "command" }, code, button);
+  }
   const heads = ["verdict", "claim", "where", "kernels", "measured, or why not", "would be decided by"];
   $("claims").append(...table([heads, ...data.claims]));
   for (const { folders, facts } of data.machines) $("machines").append(list([["results", folders.join(", ")], ...facts]));
@@ -309,8 +261,6 @@
     };
   }
 
-  form();
-  answer();
   select();
   head();
   document.documentElement.dataset.theme = theme();

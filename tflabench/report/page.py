@@ -9,7 +9,7 @@ import base64
 import gzip
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
@@ -24,7 +24,7 @@ from tflabench.figures.model import Panel
 from tflabench.figures.quantities import MEMORY, PASSES, RUNTIME, by_pass
 from tflabench.figures.source import Source
 from tflabench.problem import InputError
-from tflabench.report import details, lookup
+from tflabench.report import details
 from tflabench.rows.load import Results, find_results
 
 INSTALL = "pip install 'tflabench[report]'"
@@ -60,7 +60,7 @@ def render(directory: Path) -> str:
     plotly = _plotly()
     named = {_name(results.folder, directory): results for results in find_results(directory)}
     payload = _payload(directory, named, _source(named))
-    text = json.dumps(payload, separators=(",", ":"), allow_nan=False, default=asdict)
+    text = json.dumps(payload, separators=(",", ":"), allow_nan=False)
     parts = {"css": _text("page.css"), "script": _text("page.js")}
     parts |= {"plotly": _packed(plotly), "payload": _packed(text.encode())}
     html = _text("page.html")
@@ -104,22 +104,14 @@ def _payload(directory: Path, named: Mapping[str, Results], source: Source) -> d
     Args:
         named: the folders with results, by the names that the page has for them.
     """
-    made = list(charts(source))
-    devices = dict.fromkeys([*(chart["gpu"] for chart in made), *source.rows["device"]])
     return {
         "title": directory.resolve().name if directory.is_absolute() or directory == Path() else directory.as_posix(),
         "version": tflabench.__version__,
         "origin": provenance(source.rows, source.runs),
         "selectors": SELECTORS,
-        "charts": made,
+        "charts": list(charts(source)),
         "rooflines": list(rooflines(source)),
         "rows": details.table(source),
-        "lookup": {
-            "gates": lookup.GATES,
-            "measured": lookup.measured(list(source.rows["record"])),
-            "modelled": lookup.modelled(lookup.shapes(source.rows["record"])),
-            "commands": lookup.commands(devices),
-        },
         "claims": details.claims(directory, named.values()),
         "machines": details.machines(named),
         "commands": details.commands(directory, named),
