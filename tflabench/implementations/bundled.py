@@ -291,11 +291,6 @@ def delta_workspace_bytes(problem: Problem) -> float:
     return p.batch * p.heads * p.seq_len * columns * p.element_bytes
 
 
-def fused_delta_cost(op: Recurrence, problem: Problem) -> Cost:
-    """Return the cost of the fused kernels of the delta rules."""
-    return fused_delta.summed(problem, fused_delta.launches(problem, op.counts))
-
-
 def fused_delta_workspace_bytes(problem: Problem) -> float:
     """Return the workspace of these: inverses, and of backward errors, gradients of states and sums."""
     p = problem
@@ -306,12 +301,6 @@ def fused_delta_workspace_bytes(problem: Problem) -> float:
     return p.batch * p.heads * p.seq_len * (elements * p.element_bytes + sums)
 
 
-def fused_kda_cost(op: Recurrence, problem: Problem) -> Cost:
-    """Return the cost of the fused kernels of KDA."""
-    del op  # there is one
-    return fused_delta.summed(problem, fused_kda.launches(problem))
-
-
 def fused_kda_workspace_bytes(problem: Problem) -> float:
     """Return the workspace of these: operands, and of backward errors, states and their gradients."""
     p = problem
@@ -319,12 +308,6 @@ def fused_kda_workspace_bytes(problem: Problem) -> float:
     if p.pass_ == "fwbw":
         elements += p.d_hv + 2 * p.d_qk * p.d_hv / hopper_plan.TILE + 2 * p.d_qk * (p.group > 1)
     return p.batch * p.heads * p.seq_len * (elements * p.element_bytes + decays / hopper_plan.TILE)
-
-
-def fused_gla_cost(op: Recurrence, problem: Problem) -> Cost:
-    """Return the cost of the fused kernels of GLA."""
-    del op  # there is one
-    return fused_delta.summed(problem, fused_gla.launches(problem))
 
 
 def fused_gla_workspace_bytes(problem: Problem) -> float:
@@ -473,28 +456,61 @@ def _hopper(gate: GateName) -> Implementation:
 
 # --- The operations
 
+
+def _fused(
+    cost: Callable[[Recurrence, Problem], Cost], refuses: Callable[[Problem, str], str | None], name: str,
+    workspace_bytes: Callable[[Problem], float],
+) -> Variant:  # fmt: skip
+    """Return the fused kernels of a family whose VERSIONS has them by this name."""
+    facts = {"refuses": refuses, "version": VERSIONS[name], "workspace_bytes": workspace_bytes}
+    return Variant("hopper_{}", "fused for Hopper", cost, FUSED | facts)
+
+
+def _triton(
+    refuses_sizes: Callable[[int, int, int | None], str | None], name: str, usual: Callable[[Problem], int],
+    shared_bytes: Callable[[Problem, tuple[int, int]], int], workspace_bytes: Callable[[Problem], float],
+) -> Variant:  # fmt: skip
+    """Return the Triton kernels of a family whose VERSIONS has them by this name."""
+    facts = {"refuses": partial(refuse_triton, refuses_sizes), "version": VERSIONS[name], "usual_chunk_size": usual}
+    facts |= {"shared_bytes": shared_bytes, "workspace_bytes": workspace_bytes}
+    return Variant("tfla_{}_xl", "TFLA xl_chunk", partial(counted_cost, usual=usual), TRITON | facts)
+
+
+def _plain(gate: Gating) -> Variant:
+    """Return the PyTorch form of a family."""
+    usual = partial(family_chunk_size, gate)
+    return replace(REFERENCE, cost=partial(counted_cost, usual=usual), facts=PLAIN)
+
+
 SCALAR = {
     "hopper": Variant("hopper_{}", "fused for Hopper", fused_cost, FUSED, "fused"),
     "tfla_xl": Variant("tfla_{}_xl", "TFLA xl_chunk", recurrence_cost, TRITON, "tfla"),
     "reference": replace(REFERENCE, cost=recurrence_cost, facts=PLAIN | {"usual_chunk_size": reference_chunk_size}),
 }
 CHANNEL_GATES = {
-    "hopper": Variant(
-        "hopper_{}", "fused for Hopper", fused_gla_cost,
-        FUSED | {
-            "refuses": partial(refuse_walks, gla_hopper_plan.refuses_sizes), "version": VERSIONS["fused_gla"],
-            "workspace_bytes": fused_gla_workspace_bytes,
-        },
+    "hopper": _fused(
+        lambda _, problem: fused_delta.summed(problem, fused_gla.launches(problem)),
+        partial(refuse_walks, gla_hopper_plan.refuses_sizes), "fused_gla", fused_gla_workspace_bytes,
     ),
-    "tfla": Variant(
-        "tfla_{}_xl", "TFLA xl_chunk", partial(counted_cost, usual=gla_chunk_size),
-        TRITON | {
-            "refuses": partial(refuse_triton, tiling.refuses_sizes), "version": VERSIONS["gla"],
-            "shared_bytes": gla_shared_bytes,
-            "workspace_bytes": gla_workspace_bytes, "usual_chunk_size": gla_chunk_size,
-        },
+    "tfla": _triton(tiling.refuses_sizes, "gla", gla_chunk_size, gla_shared_bytes, gla_workspace_bytes),
+    "reference": _plain(GLA),
+}  # fmt: skip
+DELTA = {
+    "hopper": _fused(
+        lambda op, problem: fused_delta.summed(problem, fused_delta.launches(problem, op.counts)),
+        partial(refuse_walks, hopper_plan.refuses_sizes, dtypes=hopper_plan.DTYPES), "fused_delta",
+        fused_delta_workspace_bytes,
     ),
-    "reference": replace(REFERENCE, cost=partial(counted_cost, usual=partial(family_chunk_size, GLA)), facts=PLAIN),
+    "tfla": _triton(delta_plan.refuses_sizes, "delta", tfla_chunk_size, delta_shared_bytes, delta_workspace_bytes),
+    "reference": replace(REFERENCE, facts=PLAIN),
+}  # fmt: skip
+KIMI = {
+    "hopper": _fused(
+        lambda _, problem: fused_delta.summed(problem, fused_kda.launches(problem)),
+        partial(refuse_walks, hopper_plan.refuses_sizes), "fused_kda", fused_kda_workspace_bytes,
+    ),
+    "tfla": _triton(kda_plan.refuses_sizes, "kda", gla_chunk_size, kda_shared_bytes, kda_workspace_bytes),
+    "reference": _plain(KDA),
 }  # fmt: skip
 RECURRENCES = (
     Recurrence("retention", "Retention", "retention", RETENTION, retention_inputs, SCALAR, bound="ungated"),
@@ -520,26 +536,6 @@ GATED_LINEAR_ATTENTION = Recurrence(
     oracle_chunk_size=16,  # its memory grows as T L d_qk
 )  # fmt: skip
 
-
-DELTA = {
-    "hopper": Variant(
-        "hopper_{}", "fused for Hopper", fused_delta_cost,
-        FUSED | {
-            "refuses": partial(refuse_walks, hopper_plan.refuses_sizes, dtypes=hopper_plan.DTYPES),
-            "version": VERSIONS["fused_delta"],
-            "workspace_bytes": fused_delta_workspace_bytes,
-        },
-    ),
-    "tfla": Variant(
-        "tfla_{}_xl", "TFLA xl_chunk", partial(counted_cost, usual=tfla_chunk_size),
-        TRITON | {
-            "refuses": partial(refuse_triton, delta_plan.refuses_sizes), "version": VERSIONS["delta"],
-            "shared_bytes": delta_shared_bytes,
-            "workspace_bytes": delta_workspace_bytes, "usual_chunk_size": tfla_chunk_size,
-        },
-    ),
-    "reference": replace(REFERENCE, facts=PLAIN),
-}  # fmt: skip
 DELTA_RULES = (
     Recurrence(
         "delta_net", "DeltaNet", "delta_net", DELTA_NET, partial(delta_inputs, None), DELTA, {"l2_normalize": True},
@@ -550,24 +546,6 @@ DELTA_RULES = (
         {"l2_normalize": True}, decays=1, counts="gated_delta_net", bound="gated_delta_rule",
     ),
 )  # fmt: skip
-KIMI = {
-    "hopper": Variant(
-        "hopper_{}", "fused for Hopper", fused_kda_cost,
-        FUSED | {
-            "refuses": partial(refuse_walks, hopper_plan.refuses_sizes), "version": VERSIONS["fused_kda"],
-            "workspace_bytes": fused_kda_workspace_bytes,
-        },
-    ),
-    "tfla": Variant(
-        "tfla_{}_xl", "TFLA xl_chunk", partial(counted_cost, usual=gla_chunk_size),
-        TRITON | {
-            "refuses": partial(refuse_triton, kda_plan.refuses_sizes), "version": VERSIONS["kda"],
-            "shared_bytes": kda_shared_bytes,
-            "workspace_bytes": kda_workspace_bytes, "usual_chunk_size": gla_chunk_size,
-        },
-    ),
-    "reference": replace(REFERENCE, cost=partial(counted_cost, usual=partial(family_chunk_size, KDA)), facts=PLAIN),
-}  # fmt: skip
 KIMI_DELTA_ATTENTION = Recurrence(
     "kda", "KDA", "kda", KDA, partial(delta_inputs, "channel"), KIMI, {"l2_normalize": True},
     gates="strong", decays=1, counts="kda", bound="channel_delta_rule",
