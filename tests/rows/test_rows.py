@@ -24,7 +24,7 @@ def merge(*arguments, code: int = 0) -> str:
 @pytest.fixture
 def folders(tmp_path):
     """One with a row of T = 4096, and one to add to it, of another run."""
-    arguments = ["sweep", "--preset", "paper-fig4", "--out", "/elsewhere/rows"]
+    arguments = ["sweep", "--preset", "paper-fig4"]
     source = [row(seq_len=512, run_id="b"), row(ms=2.0, run_id="b", started_at=LATER)]
     return (
         write(tmp_path / "into", [row(ms=1.0)]),
@@ -39,7 +39,7 @@ def test_what_was_measured_last_counts_and_its_run_comes_along(folders):
     found = read_results(into)
     assert {r.seq_len: (r.ms_median, r.run_id) for r in found.rows} == {4096: (2.0, "b"), 512: (1.0, "b")}
     assert set(found.runs) == {"run", "b"}  # not the one whose rows nobody took
-    assert found.runs["b"]["arguments"] == ["sweep", "--preset", "paper-fig4", "--out", str(into)]
+    assert found.runs["b"]["arguments"] == ["sweep", "--preset", "paper-fig4"]
     assert (into / "rows.csv").read_text().count("\n") == 3
     assert (into / "rows.parquet").exists()
 

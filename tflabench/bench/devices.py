@@ -80,7 +80,12 @@ class Devices:
             return
         from tflabench.bench.host import Host
 
-        gpus = _gpus_here(None if self.gpus == ALL else int(self.gpus))
+        gpus = list(machine.gpus())
+        if not gpus:
+            raise InputError("--gpus is given, and this machine shows no NVIDIA GPU (nvidia-smi)")
+        if self.gpus != ALL and int(self.gpus) > len(gpus):
+            raise InputError(f"--gpus is {self.gpus}, and this machine shows {len(gpus)}")
+        gpus = gpus[: None if self.gpus == ALL else int(self.gpus)]
         words = ", ".join(gpu.name for gpu in gpus)
         yield Fleet("cuda", _by_kind([(None, gpus)], ()), len(gpus), words, partial(Host, gpus))
 
@@ -144,15 +149,6 @@ class Fleet:
     def devices(self) -> dict[str, Machine]:
         """One of each, by its name."""
         return {name: device for devices in self.by_kind.values() for name, device in devices.items()}
-
-
-def _gpus_here(count: int | None) -> list[Machine]:
-    there = list(machine.gpus())
-    if not there:
-        raise InputError("--gpus is given, and this machine shows no NVIDIA GPU (nvidia-smi)")
-    if count is not None and count > len(there):
-        raise InputError(f"--gpus is {count}, and this machine shows {len(there)}")
-    return there[:count]
 
 
 def _by_kind(

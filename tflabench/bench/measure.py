@@ -30,6 +30,13 @@ HELD_BACK = 0.02  # of the clock: one held back by less lengthens a time by less
 GPU_CYCLES_PER_S = 2e9  # upper estimate of an SM clock, to turn seconds into cycles of the lead
 STRAY_S = 50e-6  # that the device may work on once the current stream is done, and
 STRAY_SHARE = 0.2  # of a call
+THROTTLE_REASONS = {  # title -> end of NVML's name
+    "power cap": "SwPowerCap",
+    "slowdown": "HwSlowdown",
+    "thermal (software)": "SwThermalSlowdown",
+    "thermal (hardware)": "HwThermalSlowdown",
+    "power brake": "HwPowerBrakeSlowdown",
+}
 # Bound before a plugin is loaded, which could replace them.
 TIMERS = ((time, "perf_counter"), (torch.cuda, "synchronize"), (Event, "record"), (Event, "elapsed_time"))
 BOUND = [getattr(holder, name) for holder, name in TIMERS]
@@ -112,7 +119,8 @@ def memory_of(run: Callable[[], object], device: torch.device, held_bytes: int) 
         synchronize(device)
         peak = torch.cuda.max_memory_allocated(device)
         return Memory(peak, peak - before)
-    _release_free_pages()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).malloc_trim(0)  # free pages go back to the system
     before = _reset_peak_resident()
     run()
     extra = max(0, _peak_resident() - before)
@@ -290,7 +298,9 @@ class Clocks:
         except nvml.NVMLError:  # this GPU does not tell
             self._nvml = None
             return
-        self.reasons |= {name for name, bit in _throttle_bits(nvml).items() if bits & bit}
+        for title, name in THROTTLE_REASONS.items():
+            if bits & getattr(nvml, f"nvmlClocksThrottleReason{name}"):
+                self.reasons.add(title)
 
 
 @cache
@@ -319,17 +329,6 @@ def _nvml_of(device: torch.device) -> tuple[Any, Any]:
         return None, None
 
 
-def _throttle_bits(nvml: object) -> dict[str, int]:
-    names = {
-        "power cap": "SwPowerCap",
-        "slowdown": "HwSlowdown",
-        "thermal (software)": "SwThermalSlowdown",
-        "thermal (hardware)": "HwThermalSlowdown",
-        "power brake": "HwPowerBrakeSlowdown",
-    }
-    return {title: getattr(nvml, f"nvmlClocksThrottleReason{name}") for title, name in names.items()}
-
-
 def _host_cache_bytes(limit: int = 64 << 20) -> int:
     """Twice the last-level cache of this CPU, at most `limit`; 32 MiB where the system does not say."""
     units = {"K": 1 << 10, "M": 1 << 20}
@@ -338,11 +337,6 @@ def _host_cache_bytes(limit: int = 64 << 20) -> int:
         text = path.read_text().strip()
         sizes.append(int(text[:-1]) * units[text[-1]] if text[-1] in units else int(text))
     return min(2 * max(sizes, default=16 << 20), limit)
-
-
-def _release_free_pages() -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _reset_peak_resident() -> int:

@@ -140,7 +140,8 @@ class Worker:
         if self.device_type == "cuda" and not warms_up:
             threading.Thread(target=_load_matrix_library, args=(self.device,), daemon=True).start()
         if memory_limit is not None:
-            limit = _address_space_bytes() + memory_limit
+            pages = int(Path("/proc/self/statm").read_text().split()[0])
+            limit = pages * resource.getpagesize() + memory_limit
             resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
     def do(self, job: dict[str, Any]) -> None:
@@ -485,10 +486,6 @@ def classify(error: Exception) -> tuple[str, str]:
     if type(error).__module__.startswith("triton") or kinds & {"TorchDynamoException", "InductorError"}:
         return "compile_error", reason
     return "error", reason
-
-
-def _address_space_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 
 
 if __name__ == "__main__":

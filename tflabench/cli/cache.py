@@ -63,7 +63,10 @@ def clear(
         path = _places()[name]
         size = _size(path)
         try:
-            _remove(path)
+            if path.is_file():
+                path.unlink()
+            for entry in path.iterdir() if path.is_dir() else ():  # the folder stays: it may be a link or a mount
+                shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
         except OSError as error:
             raise InputError(f"{path} cannot be removed ({error.strerror})") from None
         print(f"{name}: removed {size['files']} files, {size_in_words(size['bytes'])}, from {path}")
@@ -80,20 +83,5 @@ def _places() -> dict[str, Path]:
 
 def _size(path: Path) -> dict[str, int]:
     """Return the bytes and the number of files at and below a path; nothing where there is none."""
-    sizes = [file.lstat().st_size for file in _files(path)]
-    return {"bytes": sum(sizes), "files": len(sizes)}
-
-
-def _files(path: Path) -> Iterator[Path]:
-    if path.is_file():
-        yield path
-    for folder, _, names in os.walk(path):
-        yield from (Path(folder) / name for name in names)
-
-
-def _remove(path: Path) -> None:
-    """Remove a file, or everything in a folder; the folder stays, for it may be a link or a mount."""
-    if path.is_file():
-        path.unlink()
-    for entry in path.iterdir() if path.is_dir() else ():
-        shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+    files = [path] if path.is_file() else [Path(folder, name) for folder, _, names in os.walk(path) for name in names]
+    return {"bytes": sum(file.lstat().st_size for file in files), "files": len(files)}

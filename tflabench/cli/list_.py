@@ -31,13 +31,17 @@ def list_(plugin: options.Plugin = None, json_: options.Json = False) -> None:
     """
     from tflabench.bench.machine import detect
     from tflabench.implementations import registry
+    from tflabench.problem import PASSES
+    from tflabench.selection.axes import AXES, WORDS
+    from tflabench.selection.presets import load_preset, preset_names
 
     machine = detect("auto")
+    values_of = {axis: ", ".join(values) for axis, values in WORDS.items()} | {"pass": f"{', '.join(PASSES)} or both"}
     document = {
         "device": machine.name,
         "implementations": [_described(impl, machine) for impl in registry.implementations()],
-        "presets": _presets(),
-        "axes": _axes(),
+        "presets": {name: load_preset(name).title for name in preset_names()},
+        "axes": {axis: values_of.get(axis) or AXIS_MEANINGS.get(axis, "whole numbers") for axis in AXES},
     }
     emit(document, _text(document), json_)
 
@@ -70,23 +74,16 @@ def _described(impl: Implementation, machine: Machine) -> dict[str, Any]:
 
     listed = hardware.from_device_name(machine.name)
     refused = _refusal(impl, machine, listed.capability if listed else None)
+    or_above = " or above" if impl.majors and len(set(impl.majors)) > 1 else ""
     return {
         "name": impl.name,
         "title": impl.title,
         "family": impl.family,
         "package": impl.package,
-        "needs": _needs(impl),
+        "needs": f"{impl.package}, GPU {impl.majors[0]}.x{or_above}" if impl.majors else impl.package,
         "runs_here": refused is None,
         "refused": refused,
     }
-
-
-def _needs(impl: Implementation) -> str:
-    """Return package and GPU that an implementation needs."""
-    if not impl.majors:
-        return impl.package
-    lowest, highest = impl.majors
-    return f"{impl.package}, GPU {lowest}.x" + ("" if lowest == highest else " or above")
 
 
 def _refusal(impl: Implementation, machine: Machine, capability: tuple[int, int] | None) -> str | None:
@@ -103,17 +100,3 @@ def _refusal(impl: Implementation, machine: Machine, capability: tuple[int, int]
                 return None
             reasons.append(reason)
     return reasons[0]
-
-
-def _presets() -> dict[str, str]:
-    from tflabench.selection.presets import load_preset, preset_names
-
-    return {name: load_preset(name).title for name in preset_names()}
-
-
-def _axes() -> dict[str, str]:
-    from tflabench.problem import PASSES
-    from tflabench.selection.axes import AXES, WORDS
-
-    values_of = {axis: ", ".join(values) for axis, values in WORDS.items()} | {"pass": f"{', '.join(PASSES)} or both"}
-    return {axis: values_of.get(axis) or AXIS_MEANINGS.get(axis, "whole numbers") for axis in AXES}

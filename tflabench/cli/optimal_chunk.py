@@ -107,7 +107,11 @@ def optimal_chunk(  # noqa: PLR0913  options
         if alone := [name for name, of_one in (("--details", details), ("--out", plot)) if of_one]:
             raise InputError(f"{alone[0]} is for one GPU and one head dimension: give one of each, or leave it out")
         best = [(chip, tradeoff, tradeoff.recommend(tile, budget)) for chip, tradeoff in given]
-        lines = [{"gpu": chip.name, "d_hv": of.problem.d_hv, **_best(of, size)} for chip, of, size in best]
+        lines = [
+            {"gpu": chip.name, "d_hv": of.problem.d_hv, "runtime_optimal": of.runtime_optimal}
+            | {"within_5_percent": list(of.within()), **_at(of, size)}
+            for chip, of, size in best
+        ]
         title = f"{GATES[kind].title} {PASS_NAMES[pass_]}: d_qk {d_qk}, {setting}. The best power of two:"
         emit(lines, [title, _table_of_best(lines)], as_json)
         return
@@ -152,15 +156,6 @@ def _document(chip: Gpu, tradeoff: Tradeoff, tile: int, recommended: int, chunk_
         "counts": tradeoff.counts,
         "causal_factor": tradeoff.causal_factor,
         "state_bytes": tradeoff.state_bytes,
-    }
-
-
-def _best(tradeoff: Tradeoff, recommended: int) -> dict[str, Any]:
-    """Return the line of one GPU and head dimension."""
-    return {
-        "runtime_optimal": tradeoff.runtime_optimal,
-        "within_5_percent": list(tradeoff.within()),
-        **_at(tradeoff, recommended),
     }
 
 

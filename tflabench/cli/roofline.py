@@ -58,12 +58,14 @@ def roofline(  # noqa: PLR0913  options
 ) -> None:
     """Draw the arithmetic intensity of chunk sizes under the rooflines of GPUs, with measured points laid over."""
     from tflabench.figures.roofline import counted, of_chunk_sizes, of_gpus
+    from tflabench.theory import hardware
 
     over = _measured(overlay, pass_, dtype) if overlay else None
     if gpu or peak_tflops or bandwidth_tbs:
         chips = [chosen_gpu(name, dtype, peak_tflops, bandwidth_tbs) for name in (gpu.split(",") if gpu else [None])]
     else:
-        chips = [chosen_gpu(name, dtype) for name in (over and _gpus(over)) or ("V100", "A100", "H100")]
+        measured = map(hardware.from_device_name, over.rows["device"].unique()) if over else ()
+        chips = [chosen_gpu(name, dtype) for name in [gpu.name for gpu in measured if gpu] or ("V100", "A100", "H100")]
     sizes = _sizes(chunk_size)
     problem = Problem(1, 1, max(sizes), d_qk, d_hv, dtype=dtype, pass_=pass_)  # type: ignore[arg-type]
     drawn = of_chunk_sizes(
@@ -137,11 +139,3 @@ def _measured(folder: Path, pass_: str, dtype: str) -> Source:
         )
     runs = {run: described for results in folders for run, described in results.runs.items()}
     return Source.of(Results(folder, tuple(rows), runs))
-
-
-def _gpus(source: Source) -> list[str]:
-    """Return the names of the known GPUs that rows ran on."""
-    from tflabench.theory import hardware
-
-    listed = [hardware.from_device_name(device) for device in source.rows["device"].unique()]
-    return [gpu.name for gpu in listed if gpu]

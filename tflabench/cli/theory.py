@@ -33,7 +33,7 @@ def theory(
     and runtime over L (20), L of least runtime over d_hv (21) and over accelerator intensity (22).
     """
     from tflabench.figures import paper
-    from tflabench.figures.files import FORMATS, write_figures
+    from tflabench.figures.files import check_formats, write_figures
     from tflabench.rows.load import read_rows
     from tflabench.theory.cost import GATES
 
@@ -41,7 +41,7 @@ def theory(
     names = list(paper.FIGURES) if "all" in names else names
     gates = [one_of("gate", word, GATES) for word in options.words(gate)]
     passes = [one_of("pass", word, ("fw", "fwbw")) for word in options.words(pass_)]
-    formats = [one_of("format", word, FORMATS) for word in options.words(format_)]
+    check_formats(formats := options.words(format_))
     rows = read_rows(overlay) if overlay else None
     out = folder_to_write(out)
     drawn = (paper.FIGURES[name](gate, pass_, rows) for name in names for gate in gates for pass_ in passes)

@@ -68,12 +68,12 @@ def transfer(  # noqa: PLR0913  options
     Heat maps show the gain max|h| / max|v| before and after the norm, for mLSTMexp and mLSTMsig, computed on the CPU in
     float64.
     """
-    from tflabench.figures.files import FORMATS, write_figures
+    from tflabench.figures.files import check_formats, write_figures
     from tflabench.figures.gain_maps import heat_maps
     from tflabench.theory.transfer import DEFAULT_EPS, FIGURES, PAPER_EPS, Experiment, gains
 
     names = [one_of("figure", name, tuple(FIGURES)) for name in options.words(figure)]
-    formats = [one_of("format", name, FORMATS) for name in options.words(format_)]
+    check_formats(formats := options.words(format_))
     given = None if eps is None else tuple(dict.fromkeys(_number("eps", word) for word in options.words(eps)))
     experiment = Experiment(
         input_gates=_grid("input_gate", input_gate, step),

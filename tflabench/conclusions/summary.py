@@ -76,14 +76,11 @@ def closing(rows: Sequence[Row]) -> str | None:
     parts = []
     if rival := next(beaten(best, slower), None):
         row, over = rival
-        parts.append(f"{label(best)} {milliseconds(best)}, {_times(over)} times faster than {label(row)}")
+        times = f"{'at least ' if over.bound else ''}{over.value:.2f} ± {over.margin:.2f}"
+        parts.append(f"{label(best)} {milliseconds(best)}, {times} times faster than {label(row)}")
     if throttled := ", ".join(dict.fromkeys(label(row) for row in slower if row.throttled)):
         parts.append(f"left out, throttled: {throttled}")
     return f"{PASS_TITLES[best.pass_]}, {size(best)}: {'; '.join(parts)}" if parts else None
-
-
-def _times(over: Ratio) -> str:
-    return f"{'at least ' if over.bound else ''}{over.value:.2f} ± {over.margin:.2f}"
 
 
 @dataclass(frozen=True)
@@ -126,8 +123,9 @@ def ending(swept: Swept, full: bool = False) -> RenderableType:
     parts.append(Text(f"{ok} of {len(swept.rows)} points measured{remaining}{failed and f'; {failed}'}", "bold"))
     since = changes(swept.before, swept.rows)
     parts += [Text(f"  {line}") for line in (*listed, *(since if full else since[-MOST_CHANGES:]), *notes(swept.rows))]
-    if written := _written(swept.files):
-        parts.append(Text(f"written: {written}"))
+    if files := Counter(file.parent for file in swept.files):
+        written = (f"{folder}/ ({count} file{'s' * (count > 1)})" for folder, count in files.items())
+        parts.append(Text(f"written: {plain(', '.join(written))}"))
     parts.append(Text(f"draw again: {plain(swept.redraw)}"))
     if len(shown) < len(groups) or len(listed) < len(failures):
         parts.append(Text(f"all {len(groups)} problems and kinds of failure: add {swept.for_all}"))
@@ -277,9 +275,3 @@ def notes(rows: Sequence[Row]) -> Iterator[str]:
             )
     if count := sum(on_datasheet(row.ceilings) for row in rows if row.ms_median is not None):
         yield f"datasheet ceilings ({count}x): no machine reaches them; `tflabench calibrate` measures this one's"
-
-
-def _written(files: Iterable[Path]) -> str:
-    """Return the folders that files are in, each with how many: "out/ (4 files), out/figures/ (24 files)"."""
-    counts = Counter(file.parent for file in files)
-    return plain(", ".join(f"{folder}/ ({count} file{'s' * (count > 1)})" for folder, count in counts.items()))

@@ -16,7 +16,7 @@ from tflabench.figures.model import Figure
 from tflabench.figures.quantities import AXES, QUANTITIES, Rows
 from tflabench.figures.source import Source
 from tflabench.implementations.registry import nearest
-from tflabench.problem import InputError
+from tflabench.problem import InputError, one_of
 from tflabench.rows.load import Results, find_results
 from tflabench.rows.table import rows_of
 
@@ -48,8 +48,7 @@ def draw_all(
     directory = Path(directory)
     check_formats(formats)
     for word in what:
-        if word not in WHAT:
-            raise InputError(f"no figure is called {word!r}; {nearest(word, WHAT)}")
+        one_of("figure", word, WHAT)
     folders = find_results(directory)
     names = {row.implementation for results in folders for row in results.rows}
     require(highlight, names, "--highlight")
@@ -99,9 +98,8 @@ def largest(source: Source, axis: str, quantity: str) -> Figure:
     Raises:
         InputError: an unknown axis or quantity, or an axis that no row has.
     """
-    for name, value, allowed in (("axis", axis, AXES), ("quantity", quantity, QUANTITIES)):
-        if value not in allowed:
-            raise InputError(f"{name} is {value!r}: it must be one of {', '.join(allowed)}")
+    one_of("axis", axis, AXES)
+    one_of("quantity", quantity, QUANTITIES)
     if source.rows[axis].isna().all():
         raise InputError(f"axis is {axis!r}, which no row has: {nearest(axis, facets.swept_axes(source.rows))}")
     part = max(facets.split(source.rows, axis), key=lambda part: len(part.rows))

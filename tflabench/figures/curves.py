@@ -86,7 +86,7 @@ def draw(stem: str, source: Source, part: Slice, quantity: Quantity, theory: boo
         theory: draw the bounds of the leading kernel as a band, where the quantity has any.
     """
     chart = Chart.of(source, part, quantity, theory=theory)
-    single = part.axis == "seq_len" and part.rows["seq_len"].nunique() == 1
+    single = part.single
     panels, heads = [], []
     for pass_, rows in by_pass(part.rows).items():
         result = finding(rows, quantity, None if single else part.axis)
@@ -94,14 +94,15 @@ def draw(stem: str, source: Source, part: Slice, quantity: Quantity, theory: boo
         panel_title = f"{PASSES[pass_]}: {result.subject} {result.words}" if result.words else PASSES[pass_]
         columns = {} if single else columns_of(rows, part.axis)
         panels.append(ranking(chart, rows, panel_title) if single else over_axis(chart, columns, panel_title))
-    whole = f"{quantity.name}{'' if single else f' over {_axis_name(part)}'}, {device_name(part.rows)}"
+    over = "" if single else f" over {AXES[part.axis].partition(' [')[0]}"
+    whole, common = f"{quantity.name}{over}, {device_name(part.rows)}", caption(part.rows, part.axis)
     if len(panels) == 1:
         panels = [Panel("", panels[0].x, panels[0].y, panels[0].items, panels[0].empty)]
         whole = heads[0]
     return Figure(
         stem=stem,
         title=whole,
-        setting=_setting(part, single),
+        setting=f"T = {int(part.rows['seq_len'].iloc[0])}, {common}" if single else common,
         panels=tuple(panels),
         keys=keys(chart, panels),
         caption=tuple(notes(chart, source, panels, single)),
@@ -288,15 +289,6 @@ def notes(chart: Chart, source: Source, panels: Sequence[Panel], single: bool = 
         yield f"Throttled (the GPU held its clock back): {places(slow, chart.part.axis, chart.looks)}."
     yield from missing(rows, chart.part.axis, chart.looks)
     yield provenance(rows, source.runs)
-
-
-def _setting(part: Slice, single: bool) -> str:
-    common = caption(part.rows, part.axis)
-    return f"T = {int(part.rows['seq_len'].iloc[0])}, {common}" if single else common
-
-
-def _axis_name(part: Slice) -> str:
-    return AXES[part.axis].partition(" [")[0]
 
 
 def tradeoffs(stem: str, source: Source) -> Iterator[Figure]:

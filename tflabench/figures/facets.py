@@ -31,6 +31,11 @@ class Slice:
         ]
 
     @property
+    def single(self) -> bool:
+        """Return whether it has a single point of T, at which implementations are ranked."""
+        return self.axis == "seq_len" and self.rows["seq_len"].nunique() == 1
+
+    @property
     def stem(self) -> str:
         """Return the name of a figure's files without their ending."""
         return "-".join([self.axis, *self.tags])

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tflabench.figures.model import Curve, Figure
-from tflabench.implementations.registry import nearest
-from tflabench.problem import InputError
+from tflabench.problem import InputError, one_of
 from tflabench.rows.table import flat
 
 if TYPE_CHECKING:
@@ -21,8 +20,7 @@ ADDED_COLUMNS = ["chunk_asked", "timed", "record"]  # that figures add to rows
 def check_formats(formats: Iterable[str]) -> None:
     """Raise InputError for a format that figures do not come in, before any work is done."""
     for name in formats:
-        if name not in FORMATS:
-            raise InputError(f"no format is called {name!r}; {nearest(name, FORMATS)}")
+        one_of("format", name, FORMATS)
 
 
 def check_format(path: Path) -> None:

@@ -65,7 +65,8 @@ def draw(advice: Advice, setting: str, notes: Sequence[str]) -> Figure:
 
 def _kernels(considered: Sequence[Candidate], size: float) -> list[Curve]:
     """Return the line of each kernel, one for those that lie on each other; beyond the seven fastest they are grey."""
-    inks: dict[str, Ink] = _inks()
+    rows = [{"implementation": impl.name, "title": impl.title, "gate": impl.gate} for impl in implementations()]
+    inks = {name: look.ink for name, look in looks(pd.DataFrame(rows)).items()}
     curves: list[Curve] = []
     for name, named in ranked((choice.kernel.name, choice.step_s) for choice in considered).items():
         best = frontier([choice for choice in considered if choice.kernel.name == name])
@@ -94,9 +95,3 @@ def _notes(best: Candidate, considered: Sequence[Candidate], size: float) -> lis
 def _name(choice: Candidate, one_batch: bool) -> str:
     parts = {"L =": choice.problem.chunk_size, "batch": None if one_batch else choice.problem.batch}
     return ", ".join(f"{name} {value}" for name, value in parts.items() if value)  # some kernels take no chunk size
-
-
-def _inks() -> dict[str, Ink]:
-    """Return the line of every registered implementation."""
-    rows = [{"implementation": impl.name, "title": impl.title, "gate": impl.gate} for impl in implementations()]
-    return {name: look.ink for name, look in looks(pd.DataFrame(rows)).items()}

@@ -11,18 +11,17 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from tflabench.figures import curves, paper
+from tflabench.figures.files import write_figures
+from tflabench.figures.model import Figure
+from tflabench.figures.source import Source
 from tflabench.implementations.registry import nearest, split
 from tflabench.problem import InputError
 from tflabench.rows.load import Results, read_results, results_folders
 from tflabench.selection.axes import Values
 from tflabench.selection.points import Point, select_points
 from tflabench.selection.presets import load_preset
-
-if TYPE_CHECKING:
-    from tflabench.figures.model import Figure
-    from tflabench.figures.source import Source
 
 
 @dataclass(frozen=True)
@@ -86,9 +85,6 @@ def draw(figure: PaperFigure, results: Results | None, out: Path, formats: Seque
     Raises:
         InputError: no rows where the figure is nothing without them, or a folder that cannot be written.
     """
-    from tflabench.figures.files import write_figures
-    from tflabench.figures.source import Source
-
     if results is None and not figure.theory:
         raise InputError(f"{figure.name} shows measurements only, and none of its points is stored")
     source = Source.of(results or Results(out, (), {}))
@@ -116,8 +112,6 @@ def _curves(
 
     `sheets`: what a file's name ends in -> patterns of the implementations it shows.
     """
-    from tflabench.figures import curves
-
     for sheet, patterns in sheets.items():
         names = source.rows["implementation"]
         shown = source.rows[
@@ -130,17 +124,8 @@ def _curves(
                     yield replace(figure, stem=figure.stem.replace(f"{stem}-{axis}", stem, 1))
 
 
-def _tradeoffs(name: str, source: Source) -> Iterator[Figure]:
-    """Yield runtime and memory over the chunk size, a figure an implementation."""
-    from tflabench.figures import curves
-
-    yield from curves.tradeoffs(name, source)
-
-
 def _theory(name: str, source: Source) -> Iterator[Figure]:
     """Yield a figure of the paper's theory, mLSTMsig forward as there, with the rows laid over."""
-    from tflabench.figures import paper
-
     rows = source.rows if len(source.rows) else None
     yield replace(paper.FIGURES[name]("sig", "fw", rows), stem=name, rows=rows)
 
@@ -157,7 +142,7 @@ FIGURES = {
         PaperFigure(
             "fig4", "paper-fig4", partial(_curves, "seq_len", ("runtime",), sheets=FIG4), matched="paper-fig4-matched"
         ),
-        PaperFigure("fig5", "paper-fig5", _tradeoffs),
+        PaperFigure("fig5", "paper-fig5", curves.tradeoffs),
         PaperFigure("fig12", "paper-fig12", partial(_curves, "seq_len", BOTH)),
         PaperFigure("fig13", "paper-fig13", partial(_curves, "seq_len", BOTH)),
         PaperFigure("fig14", "paper-fig14", partial(_curves, "d_hv", ("runtime",))),

@@ -44,7 +44,7 @@ def load(plugin: str) -> tuple[Implementation, ...]:
     """
     source, _, function = plugin.rpartition(":") if "=" in plugin else (plugin, "", "")
     try:
-        is_file = _is_path(source)
+        is_file = source.endswith(".py") or "/" in source or Path(source).exists()
         module = _load_file(Path(source)) if is_file else _import(source)
         folder = Path(source).resolve().parent if is_file else None
         origin = Plugin(Path(source).name if is_file else source, sources_hash(module, folder))
@@ -89,10 +89,6 @@ def installed() -> tuple[Implementation, ...]:
 
 class _MistakeError(Exception):
     """A mistake in a plugin, with what was expected, in one line."""
-
-
-def _is_path(plugin: str) -> bool:
-    return plugin.endswith(".py") or "/" in plugin or Path(plugin).exists()
 
 
 def _load_file(path: Path) -> ModuleType:

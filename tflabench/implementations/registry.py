@@ -25,7 +25,7 @@ ADAPTERS = (
     "gla_walkthrough", "nxai", "sdpa", "flash_attention", "fla_ops", "fla_rwkv7", "flash_qla", "flashinfer_gdn",
     "attn_gym_gdn", "cudnn_kda", "lightning", "mamba",
 )  # fmt: skip
-MODELS = "tflabench.baselines.models"
+MODELS = "tflabench.baselines.models"  # whole ones, which no sweep of kernels takes
 
 _plugged: list[Implementation] = []
 _by_plugin: dict[str, tuple[Implementation, ...]] = {}
@@ -38,12 +38,6 @@ def _bundled() -> tuple[Implementation, ...]:
     adapters = (importlib.import_module(f"tflabench.baselines.{name}") for name in ADAPTERS)
     of_baselines = (impl for adapter in adapters for impl in adapter.IMPLEMENTATIONS)
     return (*bundled.IMPLEMENTATIONS, *of_baselines)
-
-
-@cache
-def _models() -> tuple[Implementation, ...]:
-    """Return whole models, which no sweep of kernels takes: `tflabench model` plugs them in."""
-    return importlib.import_module(MODELS).IMPLEMENTATIONS
 
 
 @cache
@@ -195,4 +189,5 @@ def split(patterns: str) -> list[str]:
 
 def find(name: str) -> Implementation | None:
     """Return the implementation of exactly this name, or the model; None where there is none."""
-    return next((impl for impl in (*implementations(), *_models()) if impl.name == name), None)
+    models = importlib.import_module(MODELS).IMPLEMENTATIONS
+    return next((impl for impl in (*implementations(), *models) if impl.name == name), None)

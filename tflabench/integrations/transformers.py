@@ -56,6 +56,7 @@ def _xlstm_plan(handle: Installed, force: bool) -> list[Replacement]:
 
 def _delta_plan(handle: Installed) -> list[Replacement]:
     replacements: list[Replacement] = []
+    refuses = lambda given: refuses_sizes(given["query"], given["value"])  # noqa: E731
     for model, ((rule, *names), beta_max) in DELTA_MODELS.items():
         try:
             modeling = importlib.import_module(f"transformers.models.{model}.modeling_{model}")
@@ -69,13 +70,9 @@ def _delta_plan(handle: Installed) -> list[Replacement]:
                 continue
             ours = functools.partial(_delta_rule, rule, beta_max)
             replacements.append(
-                Replacement(f"{model}.{name}", modeling, name, stand_in(handle, function, ours, _refuses))
+                Replacement(f"{model}.{name}", modeling, name, stand_in(handle, function, ours, refuses))
             )
     return replacements
-
-
-def _refuses(given: dict[str, Any]) -> str | None:
-    return refuses_sizes(given["query"], given["value"])
 
 
 def _delta_rule(  # noqa: PLR0913  the functions' arguments

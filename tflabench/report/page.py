@@ -151,7 +151,7 @@ def _chosen(key: tuple[str, ...], panel: Panel, **texts: str) -> dict[str, Any]:
 
 def _of_slice(source: Source, part: Slice, key: tuple[str, ...]) -> Iterator[dict[str, Any]]:
     """Yield runtime and peak memory over the axis of a slice of one pass."""
-    rows, single = part.rows, _single(part)
+    rows, single = part.rows, part.single
     size = caption(rows, part.axis).replace(f", {rows['dtype'].iloc[0]}", "")
     size = f"T = {int(rows['seq_len'].iloc[0])}, {size}" if single else size
     over = "" if single else f" over {SYMBOLS.get(part.axis, part.axis)}"
@@ -163,7 +163,3 @@ def _of_slice(source: Source, part: Slice, key: tuple[str, ...]) -> Iterator[dic
         panel = curves.ranking(chart, rows, "") if single else curves.over_axis(chart, columns, "")
         head = title(result, rows["pass"].iloc[0], device)
         yield _chosen(key, panel, view=f"{quantity.name.lower()}{over}", size=size, title=head, setting=size)
-
-
-def _single(part: Slice) -> bool:
-    return part.axis == "seq_len" and part.rows["seq_len"].nunique() == 1

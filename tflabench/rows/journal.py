@@ -14,7 +14,6 @@ import os
 import shlex
 import tempfile
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -208,11 +207,8 @@ def whole_lines(folder: Path) -> tuple[list[Row], int]:
     whole = data.rfind(b"\n") + 1
     if 0 < whole < len(data):
         warnings.warn(f"{path}: the last line was cut off while it was written; it is dropped", stacklevel=3)
-    return [_row(line, path, number) for number, line in _numbered(data[:whole])], whole
-
-
-def _numbered(data: bytes) -> Iterator[tuple[int, bytes]]:
-    return ((number, line) for number, line in enumerate(data.splitlines(), 1) if line.strip())
+    lines = enumerate(data[:whole].splitlines(), 1)
+    return [_row(line, path, number) for number, line in lines if line.strip()], whole
 
 
 def _row(line: bytes, path: Path, number: int) -> Row:

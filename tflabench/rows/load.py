@@ -59,7 +59,10 @@ def read_results(folder: Path | str) -> Results:
             wrote.
     """
     folder = Path(folder)
-    return Results(folder, tuple(_last_rows(folder)), described_runs(folder))
+    rows = rows_by_point(folder)
+    if not rows:
+        raise InputError(f"{folder} holds no rows yet: run `tflabench sweep --out {folder}` first")
+    return Results(folder, tuple(rows.values()), described_runs(folder))
 
 
 def rows_by_point(folder: Path) -> dict[str, Row]:
@@ -105,14 +108,3 @@ def find_results(root: Path | str) -> list[Results]:
         InputError: there is none (see `folders_below`), or one of them cannot be read (see `read_results`).
     """
     return [read_results(folder) for folder in folders_below(root)]
-
-
-def _last_rows(folder: Path) -> list[Row]:
-    if not (folder / JOURNAL).is_file() and not is_packed(folder):
-        raise InputError(
-            f"{folder} holds no journal.jsonl or rows.parquet: it must be a results folder written by `tflabench sweep`"
-        )
-    rows = {row.point: row for row in whole_lines(folder)[0]}
-    if not rows:
-        raise InputError(f"{folder} holds no rows yet: run `tflabench sweep --out {folder}` first")
-    return list(rows.values())

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from tflabench.problem import InputError
 from tflabench.rows.journal import JOURNAL, TABLE, TIMES, Store, is_packed, packed_lines, whole_lines
@@ -35,7 +34,7 @@ class Merged:
 def merge(results: Results, folder: Path) -> Merged:
     """Add rows to another folder: of a point that both have, what was measured last, but a time before any failure.
 
-    The runs behind the rows that are added are described as they were, with `folder` for their --out.
+    The runs behind the rows that are added are described as they were.
 
     Raises:
         InputError: the folder cannot be written, or it would hold rows of two devices.
@@ -59,7 +58,7 @@ def merge(results: Results, folder: Path) -> Merged:
         into.append(row)
     for run_id in runs:
         if run_id in results.runs:
-            into.describe_run(run_id, _written_into(folder, results.runs[run_id]))
+            into.describe_run(run_id, results.runs[run_id])
     into.export()
     return Merged(new, replaced, kept)
 
@@ -67,17 +66,6 @@ def merge(results: Results, folder: Path) -> Merged:
 def _counts(row: Row) -> tuple[bool, str]:
     """Return a key that is larger for the one of two rows of a point that counts, whichever is merged into which."""
     return row.status == "ok", row.started_at
-
-
-def _written_into(folder: Path, environment: dict[str, Any]) -> dict[str, Any]:
-    """Return the environment of a run with this folder in its command's --out."""
-    arguments = list(environment.get("arguments", ()))
-    for place, argument in enumerate(arguments):
-        if argument == "--out" and place + 1 < len(arguments):
-            arguments[place + 1] = str(folder)
-        elif argument.startswith("--out="):
-            arguments[place] = f"--out={folder}"
-    return {**environment, "arguments": arguments} if arguments else environment
 
 
 def pack(folder: Path, closed: bool = False) -> tuple[int, int]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tflabench.implementations import registry
-from tflabench.problem import DTYPE_BYTES, GATES, INPUTS, PASSES, InputError, Problem
+from tflabench.problem import DTYPE_BYTES, GATES, INPUTS, PASSES, InputError, Problem, one_of
 
 Values = tuple[int | str | None, ...]
 
@@ -47,10 +47,9 @@ def parse_values(axis: str, text: str) -> Values:
         raise InputError(f"axis {axis} is {text!r}: it must be values such as 512,1024 or a range such as 512:65536:x2")
     if axis == "pass":
         values = [name for word in parts for name in (("fw", "fwbw") if word == "both" else (word,))]
-        _require_known(axis, values, PASSES)
+        values = [one_of(axis, value, PASSES) for value in values]
     elif axis in WORDS:
-        values = parts
-        _require_known(axis, values, WORDS[axis])
+        values = [one_of(axis, value, WORDS[axis]) for value in parts]
     elif axis == "chunk_size":
         values = [value for word in parts for value in ([None] if word == "auto" else _integers(axis, word))]
     else:
@@ -145,9 +144,3 @@ def _integers(axis: str, word: str) -> list[int]:
     if values[0] < 1:
         raise InputError(f"{axis} is {values[0]}: it must be at least 1")
     return values
-
-
-def _require_known(axis: str, values: Sequence[str], allowed: Iterable[str]) -> None:
-    for value in values:
-        if value not in allowed:
-            raise InputError(f"{axis} is {value!r}: it must be one of {', '.join(allowed)}")

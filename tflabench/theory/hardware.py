@@ -19,6 +19,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
+from platformdirs import user_cache_path
+
 from tflabench.problem import InputError
 
 Provenance = Literal["datasheet", "paper", "given", "measured"]
@@ -144,12 +146,8 @@ def read_gpu(table: Mapping[str, Any], origin: str) -> Gpu:
     return Gpu(**fields, capability=(major, minor) if major else None, aliases=tuple(table.get("aliases", ())))
 
 
-def _known() -> tuple[Gpu, ...]:
-    tables = tomllib.loads(Path(__file__).with_name("gpus.toml").read_text(encoding="utf-8"))["gpu"]
-    return tuple(read_gpu(table, "gpus.toml") for table in tables)
-
-
-KNOWN = _known()
+TABLES = tomllib.loads(Path(__file__).with_name("gpus.toml").read_text(encoding="utf-8"))["gpu"]
+KNOWN = tuple(read_gpu(table, "gpus.toml") for table in TABLES)
 
 
 def _of_file(path: Path) -> Gpu:
@@ -161,18 +159,14 @@ def _of_file(path: Path) -> Gpu:
         raise InputError(f"GPU {path}: {error}") from None
 
 
-def _table_18(gpu: str, tflops: float, tbs: float) -> Gpu:
-    """Return a row of the paper's Table 18, to reproduce its figures: `--gpu paper-A100`."""
-    sold = find(gpu)
-    ceilings = Ceilings(tflops * 1e12, tbs * 1e12, "paper", "TFLA paper, Table 18")
-    return replace(sold, name=f"paper-{gpu}", ceilings=ceilings, aliases=(), device=None, note="")
-
-
 @cache
 def table_18() -> tuple[Gpu, ...]:
-    """Return the paper's Table 18: V100 SXM2, A100 SXM, H100 SXM, B200 HGX."""
-    rows = (("V100", 120, 0.9), ("A100", 312, 1.935), ("H100", 989, 3.35), ("B200", 2250, 7.7))
-    return tuple(_table_18(*row) for row in rows)
+    """Return the paper's Table 18, to reproduce its figures: V100 SXM2, A100 SXM, H100 SXM, B200 HGX."""
+    gpus = []
+    for name, tflops, tbs in (("V100", 120, 0.9), ("A100", 312, 1.935), ("H100", 989, 3.35), ("B200", 2250, 7.7)):
+        ceilings = Ceilings(tflops * 1e12, tbs * 1e12, "paper", "TFLA paper, Table 18")
+        gpus.append(replace(find(name), name=f"paper-{name}", ceilings=ceilings, aliases=(), device=None, note=""))
+    return tuple(gpus)
 
 
 def find(name: str) -> Gpu:
@@ -291,8 +285,7 @@ def ceilings_for(device: str, dtype: str = "bfloat16") -> Ceilings | None:
 
 def ceilings_file() -> Path:
     """Return the file that measured ceilings are kept in; it may not exist."""
-    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(root) / "tflabench" / "ceilings.json"
+    return user_cache_path("tflabench") / "ceilings.json"
 
 
 def _stored() -> dict[str, dict[str, dict]]:

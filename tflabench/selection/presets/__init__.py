@@ -117,17 +117,13 @@ def load_preset(name: str) -> Preset:
 
 
 def _of_file(path: Path) -> Preset:
-    read = _of_shapes if path.suffix == ".csv" else _of_toml
     try:
-        return read(path.stem, path.read_text(encoding="utf-8-sig"))
+        text = path.read_text(encoding="utf-8-sig")
+        return _of_shapes(path.stem, text) if path.suffix == ".csv" else _preset(path.stem, tomllib.loads(text))
     except OSError as error:
         raise InputError(f"preset {path} cannot be read ({error.strerror}): name a TOML or CSV file") from None
     except (ValueError, csv.Error) as error:  # of TOML, of its encoding, and InputError
         raise InputError(f"preset {path}: {error}") from None
-
-
-def _of_toml(name: str, text: str) -> Preset:
-    return _preset(name, tomllib.loads(text))
 
 
 def _of_shapes(name: str, text: str) -> Preset:
