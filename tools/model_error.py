@@ -91,7 +91,7 @@ def judge(folders: Iterable[Results]) -> tuple[list[JudgedRow], Counter[str]]:
             if row.status != "ok" or row.ms_median is None or key in seen:
                 continue
             seen.add(key)
-            kernel = registry.modelled(row.implementation)
+            kernel = impl.modelled if (impl := registry.find(row.implementation)) else None
             if kernel is None or row.chunk_size is None or row.dtype not in ("bfloat16", "float16"):
                 others[row.implementation] += 1
                 continue
@@ -102,7 +102,7 @@ def judge(folders: Iterable[Results]) -> tuple[list[JudgedRow], Counter[str]]:
             gpu = described(row.device, row.dtype)
             chip = Chip.of(gpu, Ceilings(**ceilings) if ceilings else None)
             problem = row.problem
-            terms = calibrated.predict(problem, kernel, chip)
+            terms = calibrated.term_seconds(problem, kernel, chip)
             seconds = published(problem, kernel, gpu)
             judged.append(
                 JudgedRow(row.title, row.point, gpu, chip, kernel, problem, row.ms_median / 1e3, seconds, terms)
@@ -161,7 +161,7 @@ class RoundTripFit:
         self.lines = []
         for row in rows:
             at_0, at_1 = (
-                sum(calibrated.predict(row.problem, row.kernel, replace(row.chip, round_trip_s=seconds)).values())
+                sum(calibrated.term_seconds(row.problem, row.kernel, replace(row.chip, round_trip_s=seconds)).values())
                 for seconds in (0.0, 1.0)
             )
             self.lines.append((at_0, at_1 - at_0, row.measured))

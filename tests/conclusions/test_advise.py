@@ -14,8 +14,8 @@ from tflabench.implementations import registry
 from tflabench.implementations.adapter import Implementation
 from tflabench.problem import InputError, Problem
 from tflabench.theory import hardware
+from tflabench.theory.calibrated import predict
 from tflabench.theory.chunk_size import Tradeoff
-from tflabench.theory.prediction import predict
 from tflabench.theory.roofline import TimeBounds
 
 GIB = 2**30

@@ -12,9 +12,9 @@ from tflabench.implementations import packages, registry
 from tflabench.kernels.common.sizes import shared_memory
 from tflabench.problem import InputError, Problem
 from tflabench.theory import hardware, held_out
+from tflabench.theory.calibrated import predict
 from tflabench.theory.hardware import Gpu
 from tflabench.theory.held_out import ModelError
-from tflabench.theory.prediction import predict
 
 GIB = 2**30
 A100, H100, H200, B200 = map(hardware.find, ("A100", "H100", "H200", "B200"))

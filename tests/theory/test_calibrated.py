@@ -9,7 +9,7 @@ import pytest
 from tflabench.implementations import registry
 from tflabench.problem import InputError, Problem
 from tflabench.theory import calibrated, tfla
-from tflabench.theory.calibrated import predict
+from tflabench.theory.calibrated import term_seconds
 from tflabench.theory.hardware import Ceilings, custom, find, from_device_name
 from tflabench.theory.launches import ALGORITHMS, RESOURCES, TERMS, Algorithm, Chip, Launch, Modelled, total
 
@@ -21,7 +21,7 @@ H200 = Chip.of(find("H200"), MEASURED_ROOFS)
 
 
 def milliseconds(problem: Problem, algorithm: Algorithm = "tfla", gate: str = "sig") -> float:
-    return 1e3 * sum(predict(problem, Modelled(algorithm, gate), H200).values())  # type: ignore[arg-type]
+    return 1e3 * sum(term_seconds(problem, Modelled(algorithm, gate), H200).values())  # type: ignore[arg-type]
 
 
 class TestLaunch:
@@ -103,7 +103,7 @@ def test_causal_waste_and_recomputation_are_what_the_tiles_say():
 )
 def test_small_and_ragged_and_large_problems_take_some_time(problem, pass_, algorithm):
     for gate in ("exp", "sig"):
-        terms = predict(problem.with_(pass_=pass_), Modelled(algorithm, gate), H200)  # type: ignore[arg-type]
+        terms = term_seconds(problem.with_(pass_=pass_), Modelled(algorithm, gate), H200)  # type: ignore[arg-type]
         assert all(0 <= seconds < 60 for seconds in terms.values()), terms
         assert sum(terms.values()) > 0
 
@@ -118,7 +118,7 @@ def test_small_and_ragged_and_large_problems_take_some_time(problem, pass_, algo
 )
 def test_what_is_not_modelled(changes, said):
     with pytest.raises(InputError, match=said):
-        predict(FIG_4.with_(**{"chunk_size": 64, **changes}), Modelled("tfla", "sig"), H200)
+        term_seconds(FIG_4.with_(**{"chunk_size": 64, **changes}), Modelled("tfla", "sig"), H200)
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,8 @@ def test_what_is_not_modelled(changes, said):
     ],
 )
 def test_which_implementations_are_modelled(name, kernel):
-    assert registry.modelled(name) == kernel
+    impl = registry.find(name)
+    assert (impl and impl.modelled) == kernel
 
 
 def test_what_other_gates_and_shared_heads_leave_out():

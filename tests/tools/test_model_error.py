@@ -89,7 +89,7 @@ def test_a_fit_recovers_the_constant_of_made_up_times(tmp_path):
     made_up = []
     for each in judged(tmp_path, ROWS):
         chip = replace(each.chip, round_trip_s=0.4e-6)
-        made_up.append(replace(each, measured=sum(calibrated.predict(each.problem, each.kernel, chip).values())))
+        made_up.append(replace(each, measured=sum(calibrated.term_seconds(each.problem, each.kernel, chip).values())))
     fit = model_error.RoundTripFit(made_up)
     assert fit.best() == pytest.approx(0.4e-6, rel=2e-3)
     assert fit.loss(fit.best()) <= min(fit.loss(seconds) for seconds in np.geomspace(1e-8, 1e-5, 100)) + 1e-4

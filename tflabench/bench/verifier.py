@@ -9,50 +9,17 @@ from typing import Any, NamedTuple
 from tflabench.bench.machine import Machine
 from tflabench.bench.scheduler import asks_no_less
 from tflabench.bench.sweep import require_runnable
-from tflabench.bench.workers import Workers, one_worker
+from tflabench.bench.workers import one_worker
 from tflabench.selection.axes import Values
 from tflabench.selection.points import Point, select_points
 from tflabench.selection.presets import load_preset
-
-
-class Verifier:
-    """Asks a worker for the errors of points.
-
-    A point that takes longer than `timeout_s` seconds ends with the status "timeout". Those that ask no less
-    (`asks_no_less`) do from then on without being tried.
-    """
-
-    def __init__(self, machine: Machine, workers: Workers, budget_s: float, timeout_s: float) -> None:
-        self._machine = machine
-        self._workers = workers
-        self._budget_s = budget_s
-        self._timeout_s = timeout_s
-        self._timed_out: list[Point] = []
-
-    def verify(self, point: Point) -> dict[str, Any]:
-        """Return the errors of a point, as `Worker.verify` gives them, with its identity."""
-        identity = {"point": point.id, "implementation": point.implementation.name, **point.problem.columns()}
-        return {**identity, "errors": [], **self._result(point)}
-
-    def _result(self, point: Point) -> dict[str, Any]:
-        impl, problem = point.implementation, point.problem
-        if reason := impl.refuses(problem, self._machine.kind):
-            return {"status": "unsupported", "reason": reason}
-        if before := next((slow.problem for slow in self._timed_out if asks_no_less(point, slow)), None):
-            size = f"B = {before.batch}, H = {before.heads}, T = {before.seq_len}"
-            return {"status": "timeout", "reason": f"not tried: it took over {self._timeout_s:g} s at {size}"}
-        job = {"kind": "verify", "implementation": impl.name, "problem": asdict(problem), "budget_s": self._budget_s}
-        result = self._workers.ask(job, self._timeout_s)
-        if result["status"] == "timeout":
-            self._timed_out.append(point)
-        return result
 
 
 class Verified(NamedTuple):
     """Hold the results of a check.
 
     Attributes:
-        results: as `Verifier.verify` gives them.
+        results: the errors of each point, as `Worker.verify` gives them, with its identity.
         facts: of the process that checked; none after an interrupt.
     """
 
@@ -81,15 +48,30 @@ def verify(
     """Compare points with float64, in a process of their own, up to an interrupt.
 
     Args:
-        budget_s, timeout_s: see `Verifier`.
+        budget_s: that the check of one point may take.
+        timeout_s: after which a point ends with the status "timeout". Those that ask no less (`asks_no_less`) do from
+            then on without being tried.
         memory_limit: bytes of the host that the process may take; None for the machine's.
     """
     limit = machine.host_memory_limit if memory_limit is None else memory_limit
     results: list[dict[str, Any]] = []
+    slow: list[Point] = []
     with one_worker(machine.kind, plugins, limit) as workers:
-        verifier = Verifier(machine, workers, budget_s, timeout_s)
         try:
-            results.extend(verifier.verify(point) for point in points)
+            for point in points:
+                impl, problem = point.implementation, point.problem
+                before = next((other.problem for other in slow if asks_no_less(point, other)), None)
+                if reason := impl.refuses(problem, machine.kind):
+                    result = {"status": "unsupported", "reason": reason}
+                elif before:
+                    size = f"B = {before.batch}, H = {before.heads}, T = {before.seq_len}"
+                    result = {"status": "timeout", "reason": f"not tried: it took over {timeout_s:g} s at {size}"}
+                else:
+                    job = {"kind": "verify", "implementation": impl.name, "problem": asdict(problem)}
+                    result = workers.ask(job | {"budget_s": budget_s}, timeout_s)
+                    slow += [point] * (result["status"] == "timeout")
+                identity = {"point": point.id, "implementation": impl.name, **problem.columns()}
+                results.append({**identity, "errors": [], **result})
             return Verified(results, workers.facts(), interrupted=False)
         except KeyboardInterrupt:
             return Verified(results, {}, interrupted=True)

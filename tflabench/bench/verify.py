@@ -247,23 +247,6 @@ def _fresh_memory_is_nan() -> Iterator[None]:
         settings.fill_uninitialized_memory = filled_before
 
 
-def compare(
-    name: str, actual: Tensor, plain: Tensor, true: Tensor, time_dim: int | None, walk: Tensor | None = None
-) -> Error:
-    """Errors of `actual` against float64, and those allowed: a multiple of the errors of `plain`, at least rounding.
-
-    Where plain PyTorch overflows in the working dtype, rounding alone says what is allowed. Never is more allowed than
-    OF_ZEROS times what zeros are off by, in all and in their worst step.
-
-    Args:
-        actual: slices along its first dimension, unless it has one dimension: then it is one.
-        plain, true: these slices and, for further draws of plain PyTorch's error, others behind them.
-        time_dim: of steps; None for a tensor without.
-        walk: expected square error of every element where it is a sum of rounded terms: then these count too.
-    """
-    return _judged(name, [_Draw.of(actual, plain, true, time_dim, walk)])
-
-
 @dataclass(frozen=True)
 class _Draw:
     """Errors of slices, (slices, 3): of all elements, the worst and the median step, relative as in `Error`.
@@ -286,7 +269,14 @@ class _Draw:
 
     @classmethod
     def of(cls, actual: Tensor, plain: Tensor, true: Tensor, time_dim: int | None, walk: Tensor | None) -> _Draw:
-        """Measure slices, as `compare` takes them."""
+        """Measure slices.
+
+        Args:
+            actual: slices along its first dimension, unless it has one dimension: then it is one.
+            plain, true: these slices and, for further draws of plain PyTorch's error, others behind them.
+            time_dim: of steps; None for a tensor without.
+            walk: expected square error of every element where it is a sum of rounded terms: then these count too.
+        """
         if time_dim is None:
             actual, plain, true = actual[None], plain[None], true[None]
         first = true[: len(actual)]
@@ -309,7 +299,11 @@ class _Draw:
 
 
 def _judged(name: str, draws: Sequence[_Draw]) -> Error:
-    """Return the error of the slice that is furthest beyond what is allowed, or nearest to it."""
+    """Return the error of the slice that is furthest beyond what is allowed, or nearest to it.
+
+    Where plain PyTorch overflows in the working dtype, rounding alone says what is allowed. Never is more allowed than
+    OF_ZEROS times what zeros are off by, in all and in their worst step.
+    """
     actual, zeros, plain, walk = (
         torch.cat([getattr(draw, of) for draw in draws]).cpu() for of in ("actual", "zeros", "plain", "walk")
     )

@@ -21,10 +21,10 @@ from tflabench.problem import DeviceKind, InputError, Problem, size_in_words
 from tflabench.rows.schema import Row
 from tflabench.selection.points import Point
 from tflabench.theory import cost, fused, held_out, launches
+from tflabench.theory.calibrated import Source, predict
 from tflabench.theory.hardware import Gpu
 from tflabench.theory.held_out import ModelError
 from tflabench.theory.launches import Algorithm, Modelled
-from tflabench.theory.prediction import Source, predict
 from tflabench.theory.roofline import TimeBounds
 
 SMALLEST_CHUNK = 64

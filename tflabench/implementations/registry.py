@@ -17,7 +17,7 @@ from tflabench.implementations.packages import package_version
 from tflabench.problem import InputError
 
 if TYPE_CHECKING:
-    from tflabench.theory.launches import Modelled
+    pass
 
 # Modules of tflabench/baselines, in the order of tables and legends. They are named, not imported: adapters import
 # this package.
@@ -101,11 +101,6 @@ def tried_by_auto(gate: str) -> list[Implementation]:
     tried = [(impl.tried, impl) for impl in implementations() if impl.tried is not None]
     of_gate = [(place, impl) for place, impl in tried if (impl.gate or impl.operation) == gate]
     return [impl for _, impl in sorted(of_gate, key=lambda entry: entry[0])]
-
-
-def modelled(name: str) -> Modelled | None:
-    """Return what an implementation of this name is to the calibrated model; None where it is unknown."""
-    return impl.modelled if (impl := find(name)) else None
 
 
 def is_current(name: str, kernel_version: int | None) -> bool:

@@ -69,7 +69,7 @@ def table(results: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     """Return errors against float64, a line for each tensor of each point, or for a point that has none.
 
     Args:
-        results: as `tflabench.bench.verifier.Verifier.verify` gives them.
+        results: as `tflabench.bench.verifier.verify` gives them.
     """
     import pandas as pd
 

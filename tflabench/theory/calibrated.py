@@ -4,20 +4,30 @@ Its constants, and where each is from: `constants`. Of the other linear RNNs on 
 mLSTMsig, which reads a gate more (a hundredth of the bytes), with what their gates and shared heads leave out
 (`Modelled`). `tools/model_error.py` holds it, and the paper's model, to measured rows.
 
+`predict` says which model a predicted time is of. Its bounds are max and sum of T_math and T_mem of an implementation's
+counts, which take every tensor once a call.
+
 Known to be missing: exp's online maximum and second loop over Q in mlstm_kernels (modelled 20 to 45% too fast), the
 chain between the roles of the fused kernels (see `fused`), starting a kernel, clocks that fall under load.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
 from tflabench.kernels.common.sizes import USUAL, Device
 from tflabench.problem import InputError, Problem
 from tflabench.theory import fused, tfla
 from tflabench.theory.constants import NXAI_STATE_BYTES, TFLA_STATE_BYTES
-from tflabench.theory.launches import TERMS, Chip, Launch, Modelled, total
+from tflabench.theory.cost import Cost
+from tflabench.theory.hardware import Gpu
+from tflabench.theory.launches import Chip, Launch, Modelled, total
+from tflabench.theory.roofline import TimeBounds, time_bounds
 
 STATE_BYTES = {"tfla": TFLA_STATE_BYTES, "unpipelined": NXAI_STATE_BYTES}  # of an element of the chunk states
-PUBLISHED_TERMS = tuple(TERMS)[:4]  # what the paper's model knows too
+Source = Literal["calibrated model", "published bound", "measured"]
 
 
 def launches(problem: Problem, kernel: Modelled, device: Device = USUAL) -> list[Launch]:
@@ -37,6 +47,37 @@ def launches(problem: Problem, kernel: Modelled, device: Device = USUAL) -> list
     return tfla.launches(problem, kernel, problem.chunk_size, STATE_BYTES[kernel.algorithm], device)
 
 
-def predict(problem: Problem, kernel: Modelled, chip: Chip) -> dict[str, float]:
+def term_seconds(problem: Problem, kernel: Modelled, chip: Chip) -> dict[str, float]:
     """Seconds by term (see `launches.TERMS`) at `problem.chunk_size`; their sum is the predicted time."""
     return total(launches(problem, kernel, chip.device), chip)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The prediction of theory for one call.
+
+    Attributes:
+        seconds, source: the time, and which model says so.
+        bounds: of the published model, in seconds.
+        terms: what the time is the sum of, in seconds; empty of a published bound.
+    """
+
+    seconds: float
+    source: Source
+    bounds: TimeBounds
+    terms: Mapping[str, float] = field(default_factory=dict[str, float])
+
+
+def predict(modelled: Modelled | None, counted: Cost, problem: Problem, gpu: Gpu) -> Prediction:
+    """Predict one call: by the calibrated model where it knows kernel and GPU, else by the published upper bound.
+
+    Args:
+        modelled: what the kernel is to the calibrated model.
+        counted: FLOPs and bytes that the bounds are made of.
+    """
+    bounds = time_bounds(counted, gpu.ceilings)
+    calibratable = gpu.float32_flops_per_s and gpu.clock_hz and gpu.multiprocessors
+    if not (modelled and calibratable and problem.element_bytes == 2):
+        return Prediction(float(bounds.upper), "published bound", bounds)
+    terms = term_seconds(problem, modelled, Chip.of(gpu))
+    return Prediction(sum(terms.values()), "calibrated model", bounds, terms)
