@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from tflabench.bench.machine import chosen_gpu
-from tflabench.cli.common import app, complete, options
+from tflabench.cli.common import app, options
 from tflabench.cli.common.console import PASS_NAMES, emit
 from tflabench.cli.common.paths import out_file, write_drawn
 from tflabench.conclusions.tables import FittedTable, TableColumn
@@ -27,7 +27,9 @@ Widths = Annotated[str, options.option(options.PROBLEM, "N", WIDTHS, "--d-hv")]
 GPUS = "Take this GPU of `tflabench gpus`, or that of a .toml file; several, comma-separated, make one table."
 Gpus = Annotated[
     str | None,
-    options.option(options.CHIP, "NAMES", GPUS, autocompletion=complete.gpus, show_default="this machine's, else H100"),
+    options.option(
+        options.CHIP, "NAMES", GPUS, autocompletion=options.complete_gpus, show_default="this machine's, else H100"
+    ),
 ]
 LEAST_SHOWN, MOST_SHOWN = 1 / 8, 8  # of the recommended L: the table without --details
 TILE = "Tile of the kernel: L is a power of two from it."

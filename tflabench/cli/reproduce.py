@@ -11,9 +11,8 @@ import typer
 
 from tflabench.cli.common import app, options
 from tflabench.cli.common.console import stderr
-from tflabench.cli.common.dry_run import print_selection
 from tflabench.cli.common.paths import folder_to_write, out_folder, print_figures
-from tflabench.cli.sweep import seconds_to_tune
+from tflabench.cli.sweep import print_selection, seconds_to_tune
 from tflabench.problem import InputError
 
 if TYPE_CHECKING:

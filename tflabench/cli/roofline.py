@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from tflabench.bench.machine import chosen_gpu
-from tflabench.cli.common import app, complete, options
+from tflabench.cli.common import app, options
 from tflabench.cli.common.console import emit
 from tflabench.cli.common.paths import Overlay, out_file, write_drawn
 from tflabench.conclusions.tables import FittedTable, TableColumn
@@ -32,7 +32,7 @@ Gpus = Annotated[
         "NAMES",
         "Draw the roofs of these GPUs, comma-separated.",
         "--gpu",
-        autocompletion=complete.gpu_lists,
+        autocompletion=options.complete_gpu_lists,
         show_default="those of --overlay, else V100,A100,H100",
     ),
 ]

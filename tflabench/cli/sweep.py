@@ -4,51 +4,46 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tflabench.cli.common import app, complete, options
-from tflabench.cli.common.console import print_json, stderr, stdout
-from tflabench.cli.common.dry_run import print_selection
+from tflabench.cli.common import app, options
+from tflabench.cli.common.console import emit, print_json, stderr, stdout
 from tflabench.cli.common.options import HOW, OUTPUT, WHAT, option
 from tflabench.cli.common.paths import out_folder
-from tflabench.problem import InputError, one_of
+from tflabench.conclusions.tables import FittedTable, TableColumn
+from tflabench.problem import InputError, one_of, size_in_words
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from tflabench.bench.devices import Devices
     from tflabench.bench.estimate import Target
+    from tflabench.bench.protocol import Protocol
     from tflabench.bench.request import Request
     from tflabench.bench.sweep import Measured
+    from tflabench.rows.schema import Row
+    from tflabench.selection.points import Comparison
 
 FULL = "full"
 FAILED = ("wrong", "error", "compile_error", "crashed", "timeout")
-LONGEST_S = 1e9  # of any time that is given: more is a slip
 
 TakenPass = Annotated[str | None, option(WHAT, "PASS", "Take this pass: fw, fwbw or both.", "--pass")]
 KINDS = "Measure on these kinds of GPU, such as H100,H200; a dry run selects for one, here or not."
-Kinds = Annotated[str | None, option(WHAT, "NAMES", KINDS, "--gpu", autocompletion=complete.gpus)]
+Kinds = Annotated[str | None, option(WHAT, "NAMES", KINDS, "--gpu", autocompletion=options.complete_gpus)]
 TIMES = "Take these times of a point: cold, graph (CUDA graph), eager (with the host), alone (row by row)."
 Times = Annotated[str | None, option(HOW, "TIMES", TIMES, "--times", show_default="cold, or the preset's")]
 LOCK = "Print how to lock the GPU's clock, which the bench never does, and hold the clock that is seen to this."
-LockClocks = Annotated[float | None, option(HOW, "MHZ", LOCK, "--lock-clocks", min=1, max=LONGEST_S)]
+LockClocks = Annotated[float | None, option(HOW, "MHZ", LOCK, "--lock-clocks", min=1, max=options.MOST_SECONDS)]
 Resume = Annotated[bool, option(HOW, None, "Measure only comparisons that the results folder lacks.")]
 TunedFrom = Annotated[Path | None, option(HOW, "DIR", "Take the choices of autotuners from rows below this.")]
 Plots = Annotated[bool, option(OUTPUT, None, "Draw the figures at the end.")]
 FORMAT = "Print a table, or every point as markdown or csv, at the end."
 Format = Annotated[str, option(OUTPUT, None, FORMAT, "--format")]
-
-
-class _Ending(NamedTuple):
-    """The form of what is printed at the end, and the options that the text repeats."""
-
-    format: str
-    json: bool
-    full: bool
-    plots: bool
-    resume: bool
+MOST_COMPARISONS, MOST_REASONS = 20, 5  # that are printed without --full
 
 
 @app.command("sweep")
@@ -92,7 +87,7 @@ def sweep(  # noqa: PLR0913  options
     from tflabench.selection import axes
 
     stop_at = end_of(stop_after)
-    ending = _Ending(one_of("--format", format_, ("table", "markdown", "csv")), json_, full, plots, resume)
+    one_of("--format", format_, ("table", "markdown", "csv"))
     if json_ and format_ != "table":
         raise InputError(f"--json and --format {format_} are both given: give one of them")
     overrides = axes.parse_overrides([*(axis or ()), *([f"pass={pass_}"] if pass_ else ())])
@@ -112,17 +107,18 @@ def sweep(  # noqa: PLR0913  options
         tuned=[row for results in find_results(tuned_from) for row in results.rows] if tuned_from else (),
         stop_at=stop_at,
     )
-    if not dry_run:
-        measured = measure(request, devices, rules, out, ProgressPrinter(), resume)
-        _end(measured, ending._replace(plots=plots and not measured.unsaved))
-        for line in measured.unsaved:
-            stderr().print(line)
-        if measured.unsaved or has_failed(measured, impl, plugin):
-            raise typer.Exit(1)
-    elif format_ != "table":
+    if dry_run and format_ != "table":
         raise InputError(f"--dry-run and --format {format_} are both given: a dry run has --json or a table")
-    else:
-        _print_dry_run(request, devices, out, timeout, ending)
+    if dry_run:
+        _print_dry_run(request, devices, out, timeout, resume=resume, full=full, json=json_)
+        return
+    measured = measure(request, devices, rules, out, ProgressPrinter(), resume)
+    form = "json" if json_ else format_
+    _end(measured, form, full=full, plots=plots and not measured.unsaved, resume=resume)
+    for line in measured.unsaved:
+        stderr().print(line)
+    if measured.unsaved or has_failed(measured, impl, plugin):
+        raise typer.Exit(1)
 
 
 def has_failed(measured: Measured, impl: Sequence[str] | None, plugin: Sequence[str] | None) -> bool:
@@ -153,12 +149,14 @@ def seconds_to_tune(text: str) -> float | None:
         seconds = float(text)
     except ValueError:
         seconds = math.nan
-    if math.copysign(1, seconds) < 0 or not 0 <= seconds <= LONGEST_S:
+    if math.copysign(1, seconds) < 0 or not 0 <= seconds <= options.MOST_SECONDS:
         raise InputError(f"--tune-seconds is {text!r}: it must be a number of seconds, or {FULL}")
     return seconds
 
 
-def _print_dry_run(request: Request, devices: Devices, out: Path | None, timeout_s: float, ending: _Ending) -> None:
+def _print_dry_run(
+    request: Request, devices: Devices, out: Path | None, timeout_s: float, *, resume: bool, full: bool, json: bool
+) -> None:
     """Print what would be measured on one kind of device."""
     from tflabench.bench.sweep import folder_for
     from tflabench.rows.load import rows_by_point
@@ -166,11 +164,9 @@ def _print_dry_run(request: Request, devices: Devices, out: Path | None, timeout
     target, slug = _target(devices)
     selection = request.select(target.kind)
     folder = out or Path("results") / slug / selection.preset.name
-    folder = folder_for(folder, target.name, out is not None, stderr().print) if ending.resume else folder
-    stored = rows_by_point(folder) if ending.resume else {}
-    print_selection(
-        selection.comparisons, target, folder, stored, selection.protocol, timeout_s, full=ending.full, json=ending.json
-    )
+    folder = folder_for(folder, target.name, out is not None, stderr().print) if resume else folder
+    stored = rows_by_point(folder) if resume else {}
+    print_selection(selection.comparisons, target, folder, stored, selection.protocol, timeout_s, full=full, json=json)
 
 
 def _target(devices: Devices) -> tuple[Target, str]:
@@ -193,14 +189,13 @@ def _target(devices: Devices) -> tuple[Target, str]:
     return target, hardware.slug(target.name)
 
 
-def _end(measured: Measured, ending: _Ending) -> None:
+def _end(measured: Measured, form: str, *, full: bool, plots: bool, resume: bool) -> None:
     """Draw the figures where they are wanted, and print what was measured."""
-    from tflabench.conclusions.summary import Swept
-    from tflabench.conclusions.summary import ending as ending_of
+    from tflabench.conclusions.summary import Swept, ending
     from tflabench.rows.table import listing
 
     files, undrawn = measured.files, None
-    if ending.plots and measured.rows:
+    if plots and measured.rows:
         from tflabench import figures
 
         stderr().print("Drawing the figures ...")
@@ -208,24 +203,149 @@ def _end(measured: Measured, ending: _Ending) -> None:
             files += [file for folder in measured.folders for file in figures.draw_all(folder)]
         except InputError as error:  # what was measured is printed all the same
             undrawn = error
-    if ending.json:
+    if form == "json":
         written = [str(path) for path in files]
         rows = [row.columns() for row in measured.rows]
         folders = [str(folder) for folder in measured.folders]
         head = {"folder": next(iter(folders), None), "folders": folders, "files": written, "left": measured.left}
         print_json(head | {"rows": rows})
-    elif ending.format != "table":
-        print(listing(measured.rows, ending.format), end="")  # type: ignore[arg-type]
+    elif form != "table":
+        print(listing(measured.rows, form), end="")  # type: ignore[arg-type]
     else:
         redraw = " && ".join(f"tflabench plot {shlex.quote(str(folder))}" for folder in measured.folders)
         again = [
             (True, "--full"),
-            (ending.plots, "--no-plots"),
-            (not ending.resume, "--resume"),
+            (plots, "--no-plots"),
+            (not resume, "--resume"),
             (measured.left, "--stop-after 0"),
         ]
         for_all = " ".join(option for needed, option in again if needed)
         swept = Swept(measured.rows, files, redraw, measured.left, for_all, measured.before)
-        stdout().print(ending_of(swept, ending.full))
+        stdout().print(ending(swept, full))
     if undrawn:
         raise undrawn
+
+
+def print_selection(
+    comparisons: Sequence[Comparison],
+    target: Target,
+    folder: Path,
+    stored: Mapping[str, Row],
+    rules: Protocol,
+    timeout_s: float,
+    *,
+    full: bool = False,
+    json: bool = False,
+) -> None:
+    """Print what a sweep would measure, about how long that takes, and how much memory.
+
+    Args:
+        stored: the rows that its folder has, by point.
+        timeout_s: no point takes longer.
+        full: a line a point, where there is one a comparison otherwise.
+        json: one JSON object in place of text.
+    """
+    from tflabench.bench.estimate import estimate
+    from tflabench.bench.sweep import pending, warn_too_big
+
+    points = [(number, point) for number, compared in enumerate(comparisons, 1) for point in compared.points]
+    estimates = {point.id: estimate(point, target, rules) for _, point in points}
+    warn_too_big(estimates, target.memory_bytes)
+    selection = [
+        {
+            "comparison": number,
+            "implementation": point.implementation.name,
+            "family": point.implementation.family,
+            "gate": point.implementation.gate,
+            **point.problem.columns(),
+            "seconds": round(min(estimates[point.id].seconds, timeout_s), 1),
+            "bytes": estimates[point.id].bytes,
+            "refused": target.refusal(point),
+        }
+        for number, point in points
+    ]
+    lacking = {point.id for compared in pending(comparisons, stored, rules, target.kind) for point in compared.points}
+    due = [row for (_, point), row in zip(points, selection, strict=True) if point.id in lacking]
+    seconds, seconds_left = (round(sum(row["seconds"] for row in rows)) for rows in (selection, due))
+    totals = {"seconds": seconds, "seconds_left": seconds_left, "points_left": len(due)}
+    document = {"device": target.name, "folder": str(folder), **totals, "points": selection}
+    emit(document, _text(document, full), json)
+
+
+def _text(document: dict[str, Any], full: bool) -> Iterator[RenderableType]:
+    """Yield a table of comparisons, or of points if `full`, what it leaves out, and what all takes."""
+    selection, folder = document["points"], document["folder"]
+    if full:
+        yield _points_table(selection)
+    else:
+        yield _comparisons_table(selection)
+        yield from _lines_below(selection)
+    runnable = sum(not row["refused"] for row in selection)
+    most = max(row["bytes"] for row in selection)
+    yield (
+        f"{len(selection)} points in {selection[-1]['comparison']} comparisons, {runnable} can run on "
+        f"{document['device']}: about {max(1, round(document['seconds'] / 60))} min; at least {size_in_words(most)} of "
+        f"memory; rows go to {folder}"
+    )
+    if lacking := len(selection) - document["points_left"]:
+        minutes = max(1, round(document["seconds_left"] / 60))
+        rest = f"about {minutes} min are left" if document["points_left"] else "nothing is left"
+        yield f"{folder} has {lacking} of them: {rest}"
+
+
+def _points_table(selection: Sequence[dict[str, Any]]) -> FittedTable:
+    """Return a line a point; those that cannot run are dim and say why."""
+    later = {"inputs": 4, "gates": 4, "heads_qk": 4, "family": 3, "gate": 3, "seconds": 1, "refused": 1}
+    columns = [
+        TableColumn("memory", lambda row: size_in_words(row["bytes"]), ">", drop=2)
+        if name == "bytes"
+        else TableColumn(name, name, drop=later.get(name, 0))
+        for name in selection[0]
+        if name != "seed"
+    ]
+    return FittedTable(columns, selection, lambda row: "dim" if row["refused"] else "")
+
+
+def _comparisons_table(selection: Sequence[dict[str, Any]]) -> FittedTable:
+    """Return a line a comparison, of the first MOST_COMPARISONS."""
+    numbers = range(1, min(selection[-1]["comparison"], MOST_COMPARISONS) + 1)
+    by_comparison = [[row for row in selection if row["comparison"] == number] for number in numbers]
+
+    def column(head: str, name: str, drop: int = 0) -> TableColumn:
+        return TableColumn(head, lambda rows: _range([row[name] for row in rows]), ">", drop)
+
+    columns = [
+        column("", "comparison"),
+        column("pass", "pass"),
+        column("batch", "batch"),
+        column("heads", "heads"),
+        column("T", "seq_len"),
+        column("d_qk", "d_qk"),
+        column("d_hv", "d_hv"),
+        column("dtype", "dtype", drop=2),
+        TableColumn("run", lambda rows: f"{sum(not row['refused'] for row in rows)}/{len(rows)}", ">"),
+        TableColumn("min", lambda rows: sum(row["seconds"] for row in rows) / 60, ".1f", drop=1),
+        TableColumn("memory", lambda rows: size_in_words(max(row["bytes"] for row in rows)), ">", drop=1),
+    ]
+    return FittedTable(columns, by_comparison)
+
+
+def _range(values: Sequence[Any]) -> str:
+    """Return the one value of a column, or the least and the most of several."""
+    least, most = min(values), max(values)
+    return str(least) if least == most else f"{least}-{most}"
+
+
+def _lines_below(selection: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Give what the table of comparisons leaves out: comparisons beyond the first, and why points cannot run."""
+    if (more := selection[-1]["comparison"] - MOST_COMPARISONS) > 0:
+        yield f"... and {more} more comparisons"
+    reasons: dict[str, str] = {}
+    for row in selection:
+        if row["refused"]:
+            reasons.setdefault(row["implementation"], row["refused"])
+    for name, reason in list(reasons.items())[:MOST_REASONS]:
+        yield f"cannot run: {name}: {reason}"
+    if (more := len(reasons) - MOST_REASONS) > 0:
+        yield f"... and {more} more implementations that cannot run"
+    yield "--full prints every point."

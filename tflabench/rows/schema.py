@@ -30,7 +30,7 @@ class Row(BaseModel):
         closed: whether its comparison ended as intended; a row is provisional until then.
         rounds: turns that it had.
         packages: versions of the distributions that decide its time; None in rows of before these were recorded.
-        plugin_hash: of the sources of the plugin that it is from (see `implementations.sources`); None for what is
+        plugin_hash: of the sources of the plugin that it is from (see `implementations.plugins`); None for what is
             bundled.
         kernel_version: of the family of this project's kernels that ran; 0 where they have launched something else
             since, None for other implementations.

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from tflabench.cli.common import complete
 from tflabench.problem import InputError, parse_bytes
 
 # Panels of `--help`.
@@ -68,6 +68,31 @@ def _plugged(modules: list[str] | None) -> list[str] | None:
     return modules
 
 
+def complete_presets(incomplete: str) -> list[str]:
+    """Return the bundled presets and the TOML files that begin like this."""
+    from tflabench.selection.presets import preset_names
+
+    files = sorted(str(path) for path in Path().glob("*.toml"))
+    return [name for name in (*preset_names(), *files) if name.startswith(incomplete)]
+
+
+def complete_gpus(incomplete: str) -> list[str]:
+    """Return the known GPUs whose name begins like this.
+
+    Words hang together by "-", which `hardware.find` takes for a space: a shell would split the name.
+    """
+    from tflabench.theory import hardware
+
+    names = (name.replace(" ", "-") for gpu in hardware.KNOWN for name in (gpu.name, *gpu.aliases))
+    return [name for name in dict.fromkeys(names) if name.startswith(incomplete)]
+
+
+def complete_gpu_lists(incomplete: str) -> list[str]:
+    """Return comma-separated GPUs with the last one completed."""
+    before, comma, last = incomplete.rpartition(",")
+    return [f"{before}{comma}{name}" for name in complete_gpus(last)]
+
+
 # --- What to measure, and how
 
 Preset = Annotated[
@@ -76,7 +101,7 @@ Preset = Annotated[
         WHAT,
         "NAME|FILE",
         "Take the sizes of a preset of `tflabench list`, or of a .toml or .csv file.",
-        autocompletion=complete.presets,
+        autocompletion=complete_presets,
     ),
 ]
 AXIS = "Replace an axis by values in this order: seq_len=512:65536:x2, chunk_size=128,64."
@@ -159,7 +184,7 @@ GpuName = Annotated[
         CHIP,
         "NAME",
         "Take this GPU of `tflabench gpus`, or that of a .toml file.",
-        autocompletion=complete.gpus,
+        autocompletion=complete_gpus,
         show_default="this machine's, else H100",
     ),
 ]
