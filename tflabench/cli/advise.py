@@ -11,19 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from tflabench.bench.machine import chosen_gpu
 from tflabench.cli.common import app, options
-from tflabench.cli.common.console import emit
+from tflabench.cli.common.console import RenderableType, emit
 from tflabench.cli.common.paths import out_file, write_drawn
 from tflabench.conclusions.tables import FittedTable, TableColumn
 from tflabench.problem import DeviceKind, InputError, Problem, size_in_words
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from tflabench.bench.machine import Machine
     from tflabench.bench.protocol import Rules
     from tflabench.conclusions.advise import Advice, Candidate, Refused
     from tflabench.theory.hardware import Ceilings, Gpu
-
 
 LONGEST_ON_CPU_S = 120
 USUAL_CPU = (1.0, 0.1)  # TFLOP/s and TB/s: what to expect of one whose ceilings are not measured

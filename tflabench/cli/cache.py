@@ -6,18 +6,15 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from tflabench.cli.common import options
 from tflabench.cli.common.app import cache
-from tflabench.cli.common.console import Unwrapped, emit
+from tflabench.cli.common.console import RenderableType, Unwrapped, emit
 from tflabench.conclusions.tables import FittedTable, TableColumn
 from tflabench.problem import InputError, one_of, size_in_words
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 # name -> what it holds
 WHAT = {

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from tflabench.cli.common import app
-from tflabench.cli.common.console import Unwrapped, emit
+from tflabench.cli.common.console import RenderableType, Unwrapped, emit
 from tflabench.cli.common.options import Json
 from tflabench.cli.common.paths import Results, out_file
 from tflabench.conclusions.tables import FittedTable, TableColumn
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from rich.console import RenderableType
-
     from tflabench.conclusions.claims import Outcome
 
 STYLES = {"holds": "green", "does not hold": "red", "not measurable": "dim"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,17 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tflabench.cli.common import app
-from tflabench.cli.common.console import emit, stderr
+from tflabench.cli.common.console import RenderableType, emit, stderr
 from tflabench.cli.common.options import MOST_CHOICES, Json, option
 from tflabench.cli.common.paths import ROWS, out_file
 from tflabench.conclusions.tables import FittedTable, TableColumn
 from tflabench.problem import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from rich.console import RenderableType
-
     from tflabench.conclusions.compare import Judgement, Match, Side
     from tflabench.rows.schema import Row
 

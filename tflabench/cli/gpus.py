@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from tflabench.cli.common import app, options
-from tflabench.cli.common.console import emit
+from tflabench.cli.common.console import RenderableType, emit
 from tflabench.conclusions.tables import FittedTable, TableColumn
 from tflabench.problem import DTYPE_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from rich.console import RenderableType
-
     from tflabench.bench.machine import Machine
     from tflabench.theory.hardware import Ceilings, Gpu
 

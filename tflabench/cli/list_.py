@@ -6,12 +6,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from tflabench.cli.common import app, options
-from tflabench.cli.common.console import emit
+from tflabench.cli.common.console import RenderableType, emit
 from tflabench.conclusions.tables import FittedTable, TableColumn
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from tflabench.bench.machine import Machine
     from tflabench.implementations.adapter import Implementation
 

@@ -9,18 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from tflabench.bench.machine import chosen_gpu
 from tflabench.cli.common import app, options
-from tflabench.cli.common.console import PASS_NAMES, emit
+from tflabench.cli.common.console import PASS_NAMES, RenderableType, emit
 from tflabench.cli.common.paths import out_file, write_drawn
 from tflabench.conclusions.tables import FittedTable, TableColumn
 from tflabench.problem import InputError, Problem, dtype_bytes, one_of, size_in_words
 from tflabench.selection.axes import parse_values
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from tflabench.theory.chunk_size import Tradeoff
     from tflabench.theory.hardware import Gpu
-
 
 WIDTHS = "Head dimension of values and states; several, comma-separated, make one table."
 Widths = Annotated[str, options.option(options.PROBLEM, "N", WIDTHS, "--d-hv")]

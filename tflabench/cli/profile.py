@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from tflabench.cli.common import app, options
-from tflabench.cli.common.console import emit
+from tflabench.cli.common.console import RenderableType, emit
 from tflabench.cli.common.paths import out_file, write_drawn
 from tflabench.conclusions.tables import FittedTable, TableColumn
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from rich.console import RenderableType
-
     from tflabench.bench.profile.counters import KernelCounters
     from tflabench.bench.profile.point import Profile
 

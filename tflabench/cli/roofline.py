@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from tflabench.bench.machine import chosen_gpu
 from tflabench.cli.common import app, options
-from tflabench.cli.common.console import emit
+from tflabench.cli.common.console import RenderableType, emit
 from tflabench.cli.common.paths import Overlay, out_file, write_drawn
 from tflabench.conclusions.tables import FittedTable, TableColumn
 from tflabench.problem import InputError, Problem
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from rich.console import RenderableType
-
     from tflabench.figures.roofline import Roofline
     from tflabench.figures.source import Source
     from tflabench.theory.hardware import Gpu
-
 
 SIZES = "Mark these L: 64,128 or 16:4096:x4."
 Sizes = Annotated[str, options.option(options.PROBLEM, "VALUES", SIZES, "--chunk-size")]

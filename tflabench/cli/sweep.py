@@ -11,15 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tflabench.cli.common import app, options
-from tflabench.cli.common.console import emit, print_json, stderr, stdout
+from tflabench.cli.common.console import RenderableType, emit, print_json, stderr, stdout
 from tflabench.cli.common.options import HOW, OUTPUT, WHAT, option
 from tflabench.cli.common.paths import out_folder
 from tflabench.conclusions.tables import FittedTable, TableColumn
 from tflabench.problem import InputError, one_of, size_in_words
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from tflabench.bench.devices import Devices
     from tflabench.bench.estimate import Target
     from tflabench.bench.protocol import Protocol

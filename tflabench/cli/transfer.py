@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from tflabench.cli.common import app, options
-from tflabench.cli.common.console import Unwrapped, emit
+from tflabench.cli.common.console import RenderableType, Unwrapped, emit
 from tflabench.cli.common.paths import folder_to_write, out_folder
 from tflabench.conclusions.tables import FittedTable, TableColumn
 from tflabench.problem import InputError, one_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from rich.console import RenderableType
-
     from tflabench.theory.transfer import Experiment, Gains
 
 MOST_VALUES = 400  # of one gate's grid: more is a slip

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
+else:
+    RenderableType = Any  # to import rich takes a while
 
 PASS_NAMES = {"fw": "forward", "fwbw": "forward and backward", "decode": "decode"}  # in titles
 WIDTH = 160  # characters, where neither a terminal nor COLUMNS says how many there are
