@@ -7,11 +7,12 @@ its KDA and its kernels of Blackwell run.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from tflabench.baselines import fla_ops
-from tflabench.baselines.packages import refuse, refuse_heads, require_capability
+from tflabench.baselines.packages import refuse, require_capability
 from tflabench.implementations.adapter import OTHERS, Case
 
 if TYPE_CHECKING:
@@ -37,18 +38,13 @@ def build(problem: Problem, device: torch.device) -> Case:
     return fla_ops.case_of(OP, problem, inputs, lambda: function(q, k, v, g, beta)[0], kernel, normalizes=False)
 
 
-def refuses(problem: Problem, device: str) -> str | None:
-    """Return why its kernels cannot run this, or None."""
-    return refuse(problem, device, NEEDS) or refuse_heads(problem, 64, 128)
-
-
 IMPLEMENTATIONS = (
     replace(
         fla_ops.implementation(OP),
         name="attn_gym_gated_delta_net",
         title="Gated DeltaNet (attention-gym, without l2 norm)",
         build=build,
-        refuses=refuses,
+        refuses=partial(refuse, needs=NEEDS, heads=(64, 128)),
         owner=OTHERS,
         package="attn-gym",
         packages=("triton",),

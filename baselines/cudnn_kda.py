@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from tflabench.baselines import fla_ops
-from tflabench.baselines.packages import refuse, refuse_heads, require_capability
+from tflabench.baselines.packages import refuse, require_capability
 from tflabench.implementations.adapter import Case, Owner
 
 if TYPE_CHECKING:
@@ -46,18 +46,13 @@ def build(problem: Problem, device: torch.device) -> Case:
     return fla_ops.case_of(OP, problem, inputs, forward, kernel, normalizes=normalizes)
 
 
-def refuses(problem: Problem, device: str) -> str | None:
-    """Return why its kernels cannot run this, or None."""
-    return refuse(problem, device, NEEDS, "bfloat16") or refuse_heads(problem, 128)
-
-
 IMPLEMENTATIONS = (
     replace(
         fla_ops.implementation(OP),
         name="cudnn_kda",
         title="KDA (cuDNN, training without l2 norm)",
         build=build,
-        refuses=refuses,
+        refuses=partial(refuse, needs=NEEDS, dtypes="bfloat16", heads=(128,)),
         cost=partial(fla_ops.cost_of_serving, OP),
         owner=Owner("cuDNN", "blue"),
         package="nvidia-cudnn-frontend",

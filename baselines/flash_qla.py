@@ -7,11 +7,12 @@ from zero where its decays have shut off what came before: its error and its tim
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from tflabench.baselines import fla_ops
-from tflabench.baselines.packages import refuse, refuse_heads, require_capability
+from tflabench.baselines.packages import refuse, require_capability
 from tflabench.implementations.adapter import Case, Owner
 
 if TYPE_CHECKING:
@@ -33,18 +34,13 @@ def build(problem: Problem, device: torch.device) -> Case:
     return fla_ops.case_of(OP, problem, inputs, lambda: function(**arguments, use_qk_l2norm_in_kernel=True)[0], kernel)
 
 
-def refuses(problem: Problem, device: str) -> str | None:
-    """Return why its kernels cannot run this, or None."""
-    return refuse(problem, device, NEEDS) or refuse_heads(problem, 128)
-
-
 IMPLEMENTATIONS = (
     replace(
         fla_ops.implementation(OP),
         name="flash_qla_gated_delta_net",
         title="Gated DeltaNet (FlashQLA)",
         build=build,
-        refuses=refuses,
+        refuses=partial(refuse, needs=NEEDS, heads=(128,)),
         owner=Owner("FlashQLA", "purple"),
         package="flash-qla",
         packages=("tilelang",),

@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tflabench.baselines import fla_ops
-from tflabench.baselines.packages import import_inner, refuse, refuse_heads, require_capability
+from tflabench.baselines.packages import import_inner, refuse, require_capability
 from tflabench.implementations import registry
 from tflabench.implementations.adapter import Case, FinalStates, Owner, attention_inputs
 from tflabench.implementations.bundled import refuse_sequence
@@ -28,7 +28,7 @@ NEEDS = {
     "flashinfer": "pip install flashinfer-python==0.7.2.post1",
     "cutlass.cute": "pip install nvidia-cutlass-dsl==4.8.1",
 }
-HEAD_DIM = 128
+HEADS = (128,)
 OP = next(op for op in fla_ops.OPS if op.name == "fla_gated_delta_net")
 
 
@@ -89,16 +89,9 @@ def build_step(problem: Problem, device: torch.device) -> Case:
     )
 
 
-def refuses(problem: Problem, device: str) -> str | None:
-    """Return why its kernels cannot run this, or None."""
-    no_backward = "has no backward pass" if problem.pass_ == "fwbw" else None
-    return refuse(problem, device, NEEDS) or no_backward or refuse_heads(problem, HEAD_DIM)
-
-
 def refuses_step(problem: Problem, device: str) -> str | None:
     """Return why its decode step cannot take this, or None."""
-    reason = refuse(problem.with_(pass_="fw"), device, NEEDS, "bfloat16") or refuse_sequence(problem, device)
-    return reason or refuse_heads(problem, HEAD_DIM)
+    return refuse(problem.with_(pass_="fw"), device, NEEDS, "bfloat16", HEADS) or refuse_sequence(problem, device)
 
 
 PREFILL = replace(
@@ -106,7 +99,7 @@ PREFILL = replace(
     name="flashinfer_gated_delta_net",
     title="Gated DeltaNet (FlashInfer, without l2 norm)",
     build=build,
-    refuses=refuses,
+    refuses=partial(refuse, needs=NEEDS, heads=HEADS, backward=False),
     cost=partial(fla_ops.cost_of_serving, OP),
     owner=Owner("FlashInfer", "yellow"),
     package="flashinfer-python",

@@ -53,12 +53,21 @@ def _bare(name: str, names: Mapping[str, object]) -> ModuleType:
     return package
 
 
-def refuse(problem: Problem, device: str, needs: Mapping[str, str], dtypes: str = "bfloat16 float16") -> str | None:
-    """Why no kernel of a library can run: no GPU, a missing package, a pass or dtype that it does not have.
+def refuse(
+    problem: Problem,
+    device: str,
+    needs: Mapping[str, str],
+    dtypes: str = "bfloat16 float16",
+    heads: tuple[int, ...] = (),
+    backward: bool = True,
+) -> str | None:
+    """Why no kernel of a library can run: no GPU, a missing package, a pass, dtype or head size that it does not have.
 
     Args:
         needs: module -> the command that installs it, in the order in which they are missed.
         dtypes: the dtypes that it takes.
+        heads: d_qk = d_hv that it takes; empty for any sizes.
+        backward: whether it has a backward pass.
     """
     if device != "cuda":
         return "its kernels need a CUDA GPU"
@@ -67,17 +76,14 @@ def refuse(problem: Problem, device: str, needs: Mapping[str, str], dtypes: str 
             return f"{module} is not installed: {install}"
     if problem.pass_ == "decode":
         return "only whole sequences are measured, not single steps"
+    if problem.pass_ == "fwbw" and not backward:
+        return "has no backward pass"
     if problem.dtype not in dtypes.split():
         return f"takes {' and '.join(dtypes.split())}, not {problem.dtype}"
+    if heads and (problem.d_qk != problem.d_hv or problem.d_qk not in heads):
+        taken = " and ".join(f"{size}/{size}" for size in heads)
+        return f"takes heads of {taken}, not {problem.d_qk}/{problem.d_hv}"
     return None
-
-
-def refuse_heads(problem: Problem, *sizes: int) -> str | None:
-    """Why a kernel that takes heads of one of these sizes, d_qk = d_hv, cannot run, or None."""
-    if problem.d_qk == problem.d_hv and problem.d_qk in sizes:
-        return None
-    taken = " and ".join(f"{size}/{size}" for size in sizes)
-    return f"takes heads of {taken}, not {problem.d_qk}/{problem.d_hv}"
 
 
 def require_capability(device: torch.device, lowest: int, highest: int = 12) -> None:
