@@ -99,7 +99,7 @@ SCALAR = Family.of(hopper.__name__, SHARED, KERNELS)
 BENEATH = tuple(f"{hopper.__name__}.{name}" for name in ("conversions", "tiles", "pipeline", "state", "schedule"))
 DELTA = Family.of(
     delta_hopper.__name__, ("tiles", "schedule", "walk"),
-    {"make_inverses": "inverses", "walk_outputs": "forward", "walk_values": "backward_dv",
+    {"make_inverses": "inverses", "walk_outputs": "walks", "walk_values": "walks",
      "walk_queries_keys": "backward_dqk"},
     *BENEATH,
 )  # fmt: skip

@@ -493,7 +493,7 @@ def launch_queries_keys(
     """Return the gradients of q, k and the gates.
 
     Args:
-        inputs: q, k, do, Z, dv and D, see `backward_dv.launch_values`.
+        inputs: q, k, do, Z, dv and D, see `walks.launch_walk`.
         initial: the states before segments, (B, H, segments, d_qk, d_hv) float32, or None for zero.
         places: of documents.
     """

@@ -1,7 +1,7 @@
 """Run forward and backward of the fused kernels of the delta rule, by the names of `backends`.
 
-forward:  inverses of tiles (inverses) -> o and errors (forward)
-backward: dv and gradients of states (backward_dv) -> dq, dk, sums (backward_dqk) -> dg, dbeta (gates)
+forward:  inverses of tiles (inverses) -> o and errors (walks)
+backward: dv and gradients of states (walks) -> dq, dk, sums (backward_dqk) -> dg, dbeta (gates)
 
 Where there are segments, the walk for o, and that for dv, come twice: first as a pass that writes states alone, which
 `joined` makes into those that segments start from.
@@ -31,13 +31,12 @@ from tflabench.kernels.state import State, float_matrix
 from tflabench.kernels.types import Gating
 
 from .backward_dqk import launch_queries_keys
-from .backward_dv import launch_values
-from .forward import launch_outputs
 from .inverses import launch_inverses
 from .joins import joined, spans_of
 from .schedule import tables_of
 from .tiles import DeltaGates
 from .walk import DeltaWalkStates
+from .walks import launch_walk
 
 
 def kernels() -> Kernels:
@@ -88,7 +87,7 @@ def forward(arguments: Arguments, options: KernelOptions) -> tuple[Tensor, State
     }  # fmt: skip
     x, gains = launch_inverses(k, gates, call["gated"], plan, None if places is None else places.steps)
     spans = None if gains is None else spans_of(gains, plan.cut)
-    launch = partial(launch_outputs, inputs=(q, k, v, x), spans=spans, **call)
+    launch = partial(launch_walk, inputs=(q, k, v, x), reverse=False, spans=spans, **call)
     o, last, z, of_segments = walk_forward(launch, plan, arguments, options, places)
     return o, last, () if z is None else (x, z, *of_segments, *(() if spans is None else (spans,)))
 
@@ -100,13 +99,13 @@ def walk_forward(
     """Return o, the last state and errors, where they are asked for, and states before segments and their transitions.
 
     Args:
-        launch: takes a walk, and as keywords o, z and states, see `launch_outputs`.
+        launch: takes a walk, o and Z, and the states, see `launch_walk`.
         places: of documents.
     """
     v, starts, of_segments = arguments.v, float_matrix(arguments.initial), ()
     if plan.states is not None:
         of_each, transitions = (_empty_states(plan, v, columns) for columns in (v.shape[-1], plan.sizes.d_qk))
-        launch(plan.states, o=None, z=None, states=DeltaWalkStates(None, of_each, transitions))
+        launch(plan.states, (None, None), states=DeltaWalkStates(None, of_each, transitions))
         join = partial(joined, of_each, transitions, reverse=False)
         starts = join(starts)
         if options.exchange is not None:
@@ -120,7 +119,7 @@ def walk_forward(
     if places is not None:
         for x in (out,) if z is None else (out, z):
             places.clear(x)
-    launch(plan.outputs, o=out, z=z, states=DeltaWalkStates(starts, last))
+    launch(plan.outputs, (out, z), states=DeltaWalkStates(starts, last))
     if out is not o:
         o.copy_(out)
     return o, None if last is None else State(last), z, of_segments
@@ -153,7 +152,7 @@ def backward(
         "tables": tables_of(places, plan.values),
     }  # fmt: skip
     starts, transitions, spans = of_segments or (float_matrix(arguments.initial), None, None)
-    launch = partial(launch_values, inputs=(q, k, do, x), spans=spans, **call)
+    launch = partial(launch_walk, inputs=(q, k, do, x), reverse=True, spans=spans, **call)
     dv, D, d_initial = walk_back(launch, plan, arguments, d_last, transitions, options.exchange, places)
     found = launch_queries_keys(
         (q, k, do, z, dv, D), gates=gates, gated=gated, initial=starts, scale=options.scale, plan=plan, places=places
@@ -186,7 +185,7 @@ def walk_back(
     """Return dv, the gradients D of states after tiles, and that of the initial state if there is one.
 
     Args:
-        launch: takes a walk, and as keywords dv, D and states, see `launch_values`.
+        launch: takes a walk, dv and D, and the states, see `launch_walk`.
         transitions: of segments, if there are any.
         exchange: see `KernelOptions`.  places: of documents.
     """
@@ -194,7 +193,7 @@ def walk_back(
     if plan.state_gradients is not None:
         assert transitions is not None
         of_each = _empty_states(plan, v, v.shape[-1])
-        launch(plan.state_gradients, dv=None, D=None, states=DeltaWalkStates(None, of_each))
+        launch(plan.state_gradients, (None, None), states=DeltaWalkStates(None, of_each))
         join = partial(joined, of_each, transitions, reverse=True)
         ends = join(ends)
         if exchange is not None:
@@ -206,7 +205,7 @@ def walk_back(
         places.clear(dv)
     D = empty_tile_states(plan, v)
     d_initial = None if arguments.initial is None else _empty_state(plan, v)
-    launch(plan.values, dv=dv, D=D, states=DeltaWalkStates(ends, d_initial))
+    launch(plan.values, (dv, D), states=DeltaWalkStates(ends, d_initial))
     return dv, D, d_initial
 
 

@@ -1,5 +1,5 @@
 # type: ignore   # Gluon: what runs on the device has no types that a Python checker knows
-"""Partitions and buffers of the walks for o (forward.py) and for dv (backward_dv.py).
+"""Partitions and buffers of the walks for o and for dv (walks.py).
 
 A tile has 64 steps, b are the sums of its log2 gates from its first step on, s = sqrt(beta), S is the state before it:
 
@@ -27,15 +27,12 @@ With a decay a channel (`config.channels`) a kernel before has made P, and q and
 
 from typing import Any, NamedTuple
 
-from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma
 
-from tflabench.kernels.common.launching import enqueue
-from tflabench.kernels.delta.hopper_plan import DeltaWalk
 from tflabench.kernels.scalar.hopper.conversions import nearest, nearest_of_negative, widened
-from tflabench.kernels.scalar.hopper.launch import EXPONENTS_LAYOUT, pointers
+from tflabench.kernels.scalar.hopper.launch import EXPONENTS_LAYOUT
 from tflabench.kernels.scalar.hopper.pipeline import Ring, aggregate, allocate_ring
 from tflabench.kernels.scalar.hopper.schedule import get_step
 from tflabench.kernels.scalar.hopper.state import state_pointers
@@ -50,7 +47,6 @@ from tflabench.kernels.scalar.hopper.tiles import (
     load_blocks,
 )
 from tflabench.kernels.scalar.hopper.workarounds import (
-    ASSEMBLY,
     barrier,
     reinterpret,
     tma_load,
@@ -58,9 +54,8 @@ from tflabench.kernels.scalar.hopper.workarounds import (
     wait_for_products,
 )
 
-from .config import DeltaWalkConfig
-from .schedule import DeltaCounts, DeltaSchedule, DocumentTables, get_item_of_walk, get_items, get_state_index, get_tile
-from .tiles import BEYOND, STEP_OF_EACH_WARP, DeltaGates, decayed, load_steps, products, sums_of_gates
+from .schedule import DeltaSchedule, get_item_of_walk, get_items, get_state_index, get_tile
+from .tiles import BEYOND, STEP_OF_EACH_WARP, decayed, load_steps, products, sums_of_gates
 
 FLOATS = gl.constexpr(EXPONENTS_LAYOUT)
 OPERAND_COLUMN = gl.constexpr(gl.SliceLayout(0, ACC_OPERAND))  # a value for each column of a left operand
@@ -440,18 +435,3 @@ def send_state(desc, program, work, tile, column, state, smem):
     barrier()
     for j in gl.static_range(2):
         tma_store(desc, [0, work.row * program.schedule.num_tiles + tile, column, 64 * j], smem.index(j))
-
-
-# --- Host -------------------------------------------------------------------------------------------------------------
-
-
-def enqueue_walk(
-    kernel: Any, descs: tuple[Any, ...], gates: DeltaGates, states: DeltaWalkStates, scale: float, walk: DeltaWalk,
-    config: DeltaWalkConfig, tables: DocumentTables | None, spans: Tensor | None,
-) -> None:  # fmt: skip
-    """Launch the walk for o or for dv."""
-    counts = DeltaCounts.of(walk, tables=tables, spans=spans if config.spans else None)
-    enqueue(
-        kernel, walk.programs, *descs, gates, pointers(states, gates.beta), scale, counts,
-        config=config, num_warps=4, maxnreg=128, **ASSEMBLY,
-    )  # fmt: skip

@@ -8,11 +8,10 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from tflabench.kernels.common.launching import enqueue
-from tflabench.kernels.delta.hopper.backward_dv import state_partition_back
 from tflabench.kernels.delta.hopper.config import DeltaWalkConfig
-from tflabench.kernels.delta.hopper.forward import state_partition
 from tflabench.kernels.delta.hopper.schedule import DeltaCounts, get_schedule
 from tflabench.kernels.delta.hopper.walk import DeltaWalkStates, allocate_program, load_partition
+from tflabench.kernels.delta.hopper.walks import state_partition
 from tflabench.kernels.delta.hopper_plan import DeltaWalk
 from tflabench.kernels.kda.hopper_plan import outputs_shape, values_shape
 from tflabench.kernels.scalar.hopper.launch import descriptor, exponents_descriptor, pointers
@@ -66,8 +65,8 @@ def walk_values_of_channels(
     inputs = query_desc, key_desc, do_desc, x_desc, written_desc, p_desc, decays_desc
     gl.warp_specialize(
         [
-            (state_partition_back, (program, descs, (dv_smem[0], state_smem[0]), 0)),
-            (state_partition_back, (program, descs, (dv_smem[1], state_smem[1]), 1)),
+            (state_partition, (program, descs, (dv_smem[0], state_smem[0]), 0)),
+            (state_partition, (program, descs, (dv_smem[1], state_smem[1]), 1)),
             (load_partition, (program, inputs)),
         ],
         [4, 1],
@@ -76,35 +75,36 @@ def walk_values_of_channels(
 
 
 def launch_outputs(
-    walk: DeltaWalk, operands: WalkOperands, v: Tensor, *, o: Tensor | None, z: Tensor | None, kept: Tensor | None,
-    states: DeltaWalkStates, parts: int,
+    walk: DeltaWalk, outputs: tuple[Tensor | None, Tensor | None], operands: WalkOperands, v: Tensor, *,
+    kept: Tensor | None, states: DeltaWalkStates, parts: int,
 ) -> None:  # fmt: skip
     """Write o (B, H, T, d_hv), and the state after the last step if there is room for it.
 
     Args:
-        o: None for a pass, which writes states alone.
-        z: errors, like o.  kept: states before tiles, (1, B * H * tiles, d_hv, d_qk), in the dtype of v; both or none.
+        outputs: o, None for a pass, which writes states alone, and errors, like o.
+        kept: states before tiles, (1, B * H * tiles, d_hv, d_qk), in the dtype of v, where errors are kept too.
     """
+    o, z = outputs
     keeps = z is not None
     config = DeltaWalkConfig.of(
         outputs_shape(parts, keeps=keeps), d_qk=walk.sizes.d_qk, d_hv=walk.sizes.d_hv, gated=True, channels=True,
         states_only=o is None, keeps_errors=keeps, keeps_states=keeps, loads=states.initial is not None,
         stores=states.final is not None, num_outputs=1 if keeps and parts > 1 else 2,
     )  # fmt: skip
-    outputs = o, z, kept if keeps else None
-    _enqueue(walk_outputs_of_channels, operands, (v, *(v if x is None else x for x in outputs)), states, walk, config)
+    written = o, z, kept if keeps else None
+    _enqueue(walk_outputs_of_channels, operands, (v, *(v if x is None else x for x in written)), states, walk, config)
 
 
 def launch_values(
-    walk: DeltaWalk, operands: WalkOperands, do: Tensor, *, dv: Tensor | None, D: Tensor | None,
+    walk: DeltaWalk, outputs: tuple[Tensor | None, Tensor | None], operands: WalkOperands, do: Tensor, *,
     states: DeltaWalkStates, parts: int,
 ) -> None:  # fmt: skip
-    """Write dv and D, see `delta.hopper.backward_dv.launch_values`."""
+    """Write dv and D, see `delta.hopper.walks.launch_walk`."""
     config = DeltaWalkConfig.of(
         values_shape(parts), d_qk=walk.sizes.d_qk, d_hv=walk.sizes.d_hv, gated=True, channels=True, reverse=True,
-        states_only=dv is None, loads=states.initial is not None, stores=states.final is not None,
+        states_only=outputs[0] is None, loads=states.initial is not None, stores=states.final is not None,
     )  # fmt: skip
-    _enqueue(walk_values_of_channels, operands, (do, *(do if x is None else x for x in (dv, D))), states, walk, config)
+    _enqueue(walk_values_of_channels, operands, (do, *(do if x is None else x for x in outputs)), states, walk, config)
 
 
 def _enqueue(

@@ -21,7 +21,7 @@ from tflabench.kernels.common import device
 from tflabench.kernels.common.sizes import USUAL, Sizes
 from tflabench.kernels.delta import hopper_plan as plans
 from tflabench.kernels.delta.gating import GATED_DELTA_NET
-from tflabench.kernels.delta.hopper import chunkwise, forward
+from tflabench.kernels.delta.hopper import chunkwise, walks
 from tflabench.kernels.delta.hopper.chunkwise import refuses
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the rest is computed in Triton's interpreter")
@@ -68,9 +68,9 @@ def test_right_in_any_order(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
         ("walk", "inputs.keys.consumer_wait(stage)", "pass"),  # a tile that has not arrived
         ("walk", "scores.ring.producer_acquire(slot)", "pass"),  # scores are overwritten
         ("walk", "ring.producer_acquire(stage)", "pass"),  # a stage is overwritten
-        ("forward", "scores.ring.consumer_wait(slot)", "pass"),
-        ("backward_dv", "tma.store_wait(pendings=1)\n        barrier()  # D", "barrier()  # D"),
-        ("backward_dv", "tma.store_wait(pendings=2)", "pass"),  # dv is overwritten
+        ("walks", "scores.ring.consumer_wait(slot)", "pass"),
+        ("walks", "tma.store_wait(pendings=1)\n        barrier()  # D", "barrier()  # D"),
+        ("walks", "tma.store_wait(pendings=2)", "pass"),  # dv is overwritten
         ("backward_dqk", "inputs.keys.consumer_wait(key)", "pass"),
         ("backward_dqk", "scores.ring.producer_acquire(slot)", "pass"),
         ("backward_dqk", "    tma.store_wait(pendings=0)\n    barrier()", "    barrier()"),  # dq, dk not yet written
@@ -90,11 +90,11 @@ def test_without_gradients_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> N
     wanted = ops.gated_delta_net(**{name: x.requires_grad_() for name, x in inputs.items()}, implementation="hopper")
     kept: list[Any] = []
 
-    def launch(walk: Any, inputs: Any, o: Any, z: Any, **options: Any) -> None:
-        kept.append(z)
-        forward.launch_outputs(walk, inputs, o, z, **options)
+    def launch(walk: Any, outputs: Any, *args: Any, **options: Any) -> None:
+        kept.append(outputs[1])
+        walks.launch_walk(walk, outputs, *args, **options)
 
-    monkeypatch.setattr(chunkwise, "launch_outputs", launch)
+    monkeypatch.setattr(chunkwise, "launch_walk", launch)
     with torch.no_grad():
         assert torch.equal(ops.gated_delta_net(**inputs, implementation="hopper"), wanted)
     assert kept == [None]
