@@ -16,7 +16,7 @@ READERS = {
     "compare --in": ["compare", "tfla_sig_xl", "sdpa", "--in", "{}"],
     "merge": ["rows", "merge", "{}", "--into", "into"],
     "pack": ["rows", "pack", "{}"],
-    "plot": ["plot", "{}"],
+    "plot": ["plot", "{}", "--what", "roofline"],
     "report": ["report", "{}"],
     "roofline": ["roofline", "--gpu", "H200", "--overlay", "{}"],
     "sweep": ["sweep", "--device", "cpu", "--impl", "reference_sig", "--dry-run", "--tuned-from", "{}"],
