@@ -56,9 +56,22 @@ def _module(name: str) -> Callable[[], Any]:
     return functools.partial(importlib.import_module, f"{__package__}.{name}")
 
 
-def _kernels(module: str, *arguments: Any) -> Callable[[], Kernels]:
-    return lambda: importlib.import_module(f"{__package__}.{module}").kernels(*arguments)
+def _kernels(module: str, **properties: Any) -> Callable[[], Kernels]:
+    """Return what makes the kernels of a module: its functions by the names of `Kernels`, and these properties."""
 
+    def made() -> Kernels:
+        from .common.contract import Kernels  # which needs torch
+
+        return Kernels.of(importlib.import_module(f"{__package__}.{module}"), **properties)
+
+    return made
+
+
+def _in_levels(levels: int) -> Callable[[], Kernels]:
+    return lambda: importlib.import_module(f"{__package__}.scalar.tfla.chunkwise").kernels(levels)
+
+
+RARE_STATES = 512  # steps between two states of fused kernels: they are float32, and larger than those of others
 
 FAMILIES: dict[str, Family] = {}
 
@@ -79,9 +92,9 @@ register(
         Gate,
         _module("scalar.reference"),
         {
-            "hopper": _kernels("scalar.hopper.chunkwise"),
-            "tfla_xl": _kernels("scalar.tfla.chunkwise", 2),
-            "tfla_limit": _kernels("scalar.tfla.chunkwise", 1),
+            "hopper": _kernels("scalar.hopper.chunkwise", shares_heads=True, adds_skip=True, auto_from=RARE_STATES),
+            "tfla_xl": _in_levels(2),
+            "tfla_limit": _in_levels(1),
         },
         {"auto": ("hopper", "tfla_xl", "tfla_limit"), "tfla": ("tfla_xl", "tfla_limit")},
         decode_kernels=_module("scalar.step_kernel"),
@@ -91,7 +104,7 @@ register(
     Family(
         ChannelGate,
         _module("gla.reference"),
-        {"hopper": _kernels("gla.hopper.chunkwise"), "tfla": _kernels("gla.chunkwise")},
+        {"hopper": _kernels("gla.hopper.chunkwise", auto_from=RARE_STATES), "tfla": _kernels("gla.chunkwise")},
         {"auto": ("hopper", "tfla")},
         reference_chunk_size=32,
         batch_from=float("inf"),
@@ -101,7 +114,10 @@ register(
     Family(
         DeltaGate,
         _module("delta.reference"),
-        {"hopper": _kernels("delta.hopper.chunkwise"), "tfla": _kernels("delta.chunkwise")},
+        {
+            "hopper": _kernels("delta.hopper.chunkwise", shares_heads=True, auto_from=RARE_STATES),
+            "tfla": _kernels("delta.chunkwise", shares_heads=True),
+        },
         {"auto": ("hopper", "tfla")},
         decode_kernels=_module("delta.step_kernel"),
         batch_from=64,
@@ -111,7 +127,10 @@ register(
     Family(
         KdaGate,
         _module("delta.reference"),
-        {"hopper": _kernels("kda.hopper.chunkwise"), "tfla": _kernels("kda.chunkwise")},
+        {
+            "hopper": _kernels("kda.hopper.chunkwise", shares_heads=True, auto_from=RARE_STATES),
+            "tfla": _kernels("kda.chunkwise"),
+        },
         {"auto": ("hopper", "tfla")},
         reference_chunk_size=32,
         decode_kernels=_module("delta.step_kernel"),

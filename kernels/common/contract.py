@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
@@ -98,3 +99,8 @@ class Kernels(NamedTuple):
     auto_from: int = 0
     takes_documents: Callable[..., bool] | None = None
     exchanges: Callable[[Any], bool] = lambda gate: True
+
+    @classmethod
+    def of(cls, module: ModuleType, **properties: Any) -> Kernels:
+        """Return the functions of a module that have these names, with other properties."""
+        return cls(**{name: getattr(module, name) for name in cls._fields if hasattr(module, name)}, **properties)

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tflabench.kernels.common.contract import Arguments, KernelOptions, Kernels
+from tflabench.kernels.common.contract import Arguments, KernelOptions
 from tflabench.kernels.common.cover import cdiv
 from tflabench.kernels.common.descriptors import aligned, made_like
 from tflabench.kernels.common.device import refuses_tensors
@@ -38,19 +38,6 @@ from tflabench.kernels.types import SIMPLE_GLA, Gating
 
 from .call import DeltaCall
 from .walks import errors_and_states, gradients_of_states
-
-
-def kernels() -> Kernels:
-    """Return the kernels as operations call them."""
-    return Kernels(
-        forward=forward,
-        backward=backward,
-        empty_saved=empty_saved,
-        refuses=refuses,
-        default_chunk_size=default_chunk_size,
-        shares_heads=True,
-        takes_documents=takes_documents,
-    )
 
 
 def empty_saved(q: Tensor, v: Tensor, options: KernelOptions) -> tuple[Tensor, ...]:

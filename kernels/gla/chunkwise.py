@@ -11,7 +11,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from tflabench.kernels.common import tiling
-from tflabench.kernels.common.contract import Arguments, KernelOptions, Kernels
+from tflabench.kernels.common.contract import Arguments, KernelOptions
 from tflabench.kernels.common.descriptors import made_like
 from tflabench.kernels.common.device import refuses_tensors
 from tflabench.kernels.gla import plan as plans
@@ -23,18 +23,6 @@ from .gradients import Reader, StatePair, gradients_of_decays, gradients_of_read
 from .outputs import d_values, outputs
 from .scores import weigh
 from .states import StateTerms, walk
-
-
-def kernels() -> Kernels:
-    """Return the kernels as operations call them."""
-    return Kernels(
-        forward=forward,
-        backward=backward,
-        empty_saved=empty_saved,
-        refuses=refuses,
-        default_chunk_size=default_chunk_size,
-        takes_documents=takes_documents,
-    )
 
 
 def empty_saved(q: Tensor, v: Tensor, options: KernelOptions) -> tuple[Tensor, ...]:

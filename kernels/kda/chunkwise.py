@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tflabench.kernels.common.contract import Arguments, KernelOptions, Kernels
+from tflabench.kernels.common.contract import Arguments, KernelOptions
 from tflabench.kernels.common.cover import cdiv
 from tflabench.kernels.common.descriptors import made_like
 from tflabench.kernels.common.device import refuses_tensors
@@ -28,17 +28,6 @@ from tflabench.kernels.types import Gating
 from .call import KdaCall
 from .tiles import operands_of
 from .walks import errors_and_states, gradients_of_states
-
-
-def kernels() -> Kernels:
-    """Return the kernels as operations call them."""
-    return Kernels(
-        forward=forward,
-        backward=backward,
-        empty_saved=empty_saved,
-        refuses=refuses,
-        default_chunk_size=default_chunk_size,
-    )
 
 
 def empty_saved(q: Tensor, v: Tensor, options: KernelOptions) -> tuple[Tensor, ...]:

@@ -13,8 +13,8 @@ import torch
 from tfla_cases import GATES, Case, computed, draw, failures, planned_anew
 
 from tflabench.kernels.api import chunkwise
+from tflabench.kernels.backends import kernels_of
 from tflabench.kernels.common.contract import Arguments, KernelOptions
-from tflabench.kernels.scalar.hopper.chunkwise import kernels
 from tflabench.kernels.scalar.operations import mamba2_ssd
 from tflabench.kernels.scalar.plan.hopper_shapes import D_HV, D_QK
 from tflabench.kernels.types import Implementation
@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HOPPER, reason="needs a GP
 
 @pytest.fixture(autouse=True)
 def the_fused_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = kernels()
+    found = kernels_of("scalar", "hopper")
     fused = SimpleNamespace(forward=found.forward, backward=found.backward)
     monkeypatch.setattr(tfla_cases, "chunkwise", fused)
 
@@ -114,7 +114,7 @@ def test_without_gate_gradients(
     gate: str, d_qk: int, d_hv: int, T: int, L: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """dk and dv then come from one walk where it takes the head dimensions."""
-    backward = kernels().backward
+    backward = kernels_of("scalar", "hopper").backward
 
     def without(dh: Any, d_last: Any, arguments: Arguments, saved: Any, options: KernelOptions) -> Any:
         return backward(dh, d_last, arguments, saved, options._replace(gate_gradients=False))
@@ -131,7 +131,7 @@ def test_forward_cut_otherwise_than_backward(
     gate: str, d_qk: int, d_hv: int, L: int, own: int, gates: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As "auto" cuts long sequences: h writes down the states that segments of backward start from."""
-    made = kernels().forward
+    made = kernels_of("scalar", "hopper").forward
 
     def cut_freely(arguments: Arguments, options: KernelOptions) -> Any:
         return made(arguments, options._replace(cut_freely=True))

@@ -20,13 +20,13 @@ from gluon_on_cpu import Machine, launch_on
 
 from tflabench import ops
 from tflabench.kernels import api, backends, chunkwise_operator
+from tflabench.kernels.backends import kernels_of
 from tflabench.kernels.common import packed as packing
 from tflabench.kernels.common.contract import Arguments, KernelOptions
 from tflabench.kernels.common.cover import cdiv
 from tflabench.kernels.common.sizes import Device, Sizes
 from tflabench.kernels.scalar import reference
 from tflabench.kernels.scalar.hopper import backward, documents, forward
-from tflabench.kernels.scalar.hopper.chunkwise import kernels
 from tflabench.kernels.scalar.plan import hopper as plans
 from tflabench.kernels.state import State
 from tflabench.kernels.types import MLSTM_EXP, MLSTM_SIG, Gate
@@ -287,7 +287,9 @@ def test_heads_that_share_a_program_stay_together_without_states():
 def fused_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let operations take the fused kernels on the CPU."""
     launch_on(Machine(seed=4), monkeypatch)
-    found = kernels()._replace(refuses=lambda *_, **__: None, default_chunk_size=lambda *_, **__: 512)
+    found = kernels_of("scalar", "hopper")._replace(
+        refuses=lambda *_, **__: None, default_chunk_size=lambda *_, **__: 512
+    )
     for module in (api, backends, chunkwise_operator):
         monkeypatch.setattr(module, "kernels_of", lambda *_: found)
     monkeypatch.setattr(api, "only_reference", lambda *_: None)

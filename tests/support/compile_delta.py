@@ -49,7 +49,7 @@ def launches(
 
     of_channels, of_steps = (kda_chunkwise, kda_hopper_chunkwise), (chunkwise, hopper_chunkwise)
     kernels = (of_channels if gate.forget_of == "channel" else of_steps)[fused]
-    G = H // 2 if kernels.kernels().shares_heads else H
+    G = H if kernels is kda_chunkwise else H // 2
     q, k, v = (empty(B, heads, T, d, dtype=dtype) for heads, d in ((G, d_qk), (G, d_qk), (H, d_hv)))
     g, beta = empty(B, H, T, *[d_qk] * (gate.forget_of == "channel")) if gate.gated else None, empty(B, H, T)
     S = empty(len(bounds) - 1 if bounds else B, H, d_qk, d_hv)

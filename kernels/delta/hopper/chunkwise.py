@@ -18,13 +18,13 @@ import torch
 from torch import Tensor
 
 from tflabench.kernels.common import device
-from tflabench.kernels.common.contract import Arguments, KernelOptions, Kernels
+from tflabench.kernels.common.contract import Arguments, KernelOptions
 from tflabench.kernels.common.descriptors import aligned, made_like
 from tflabench.kernels.common.places import tiles_of
 from tflabench.kernels.common.sizes import Sizes
 from tflabench.kernels.common.tensors import sum_shared
 from tflabench.kernels.delta import hopper_plan as plans
-from tflabench.kernels.scalar.hopper.chunkwise import RARE_STATES, refuses_hardware
+from tflabench.kernels.scalar.hopper.chunkwise import refuses_hardware
 from tflabench.kernels.scalar.hopper.documents import WalkPlaces, places_of
 from tflabench.kernels.scalar.plan.hopper_segments import Segments
 from tflabench.kernels.state import State, float_matrix
@@ -37,20 +37,6 @@ from .schedule import tables_of
 from .tiles import DeltaGates
 from .walk import DeltaWalkStates
 from .walks import launch_walk
-
-
-def kernels() -> Kernels:
-    """Return the kernels. They are imported only where they can run: Gluon is part of Triton from 3.6 on."""
-    return Kernels(
-        forward=forward,
-        backward=backward,
-        empty_saved=empty_saved,
-        refuses=refuses,
-        default_chunk_size=default_chunk_size,
-        shares_heads=True,
-        auto_from=RARE_STATES,
-        takes_documents=takes_documents,
-    )
 
 
 def takes_documents(bounds: list[int], q: Tensor, v: Tensor, *, states: bool) -> bool:

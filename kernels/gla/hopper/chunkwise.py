@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 
 from tflabench.kernels.common import device
-from tflabench.kernels.common.contract import Arguments, KernelOptions, Kernels
+from tflabench.kernels.common.contract import Arguments, KernelOptions
 from tflabench.kernels.common.descriptors import aligned, made_like
 from tflabench.kernels.common.sizes import Sizes
 from tflabench.kernels.delta.hopper_plan import refuses_steps
 from tflabench.kernels.gla import hopper_plan as plans
 from tflabench.kernels.kda.hopper.operands import launch_scores
-from tflabench.kernels.scalar.hopper.chunkwise import RARE_STATES, refuses_hardware
+from tflabench.kernels.scalar.hopper.chunkwise import refuses_hardware
 from tflabench.kernels.scalar.plan.hopper_segments import Segments
 from tflabench.kernels.state import State, float_matrix
 from tflabench.kernels.types import Gating
@@ -34,18 +34,6 @@ from .gates import sample_gates
 from .joins import joined
 from .pairs import launch_pairs
 from .walk import GlaTensors
-
-
-def kernels() -> Kernels:
-    """Return the kernels. They are imported only where they can run: Gluon is part of Triton from 3.6 on."""
-    return Kernels(
-        forward=forward,
-        backward=backward,
-        empty_saved=empty_saved,
-        refuses=refuses,
-        default_chunk_size=default_chunk_size,
-        auto_from=RARE_STATES,
-    )
 
 
 def refuses(q: Tensor, v: Tensor, *, gate: Gating, chunk_size: int, config: object = None) -> str | None:

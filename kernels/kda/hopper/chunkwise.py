@@ -13,7 +13,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from tflabench.kernels.common.contract import Arguments, KernelOptions, Kernels
+from tflabench.kernels.common.contract import Arguments, KernelOptions
 from tflabench.kernels.common.descriptors import aligned
 from tflabench.kernels.common.sizes import Sizes
 from tflabench.kernels.delta.hopper.chunkwise import (
@@ -26,7 +26,6 @@ from tflabench.kernels.delta.hopper.chunkwise import (
     walk_forward,
 )
 from tflabench.kernels.delta.hopper_plan import parts
-from tflabench.kernels.scalar.hopper.chunkwise import RARE_STATES
 from tflabench.kernels.scalar.plan.hopper_segments import Segments
 from tflabench.kernels.state import State
 
@@ -34,18 +33,7 @@ from .gradients import launch_gradients
 from .operands import WalkOperands, empty_operands, launch_operands
 from .walks import launch_outputs, launch_values
 
-
-def kernels() -> Kernels:
-    """Return the kernels. They are imported only where they can run: Gluon is part of Triton from 3.6 on."""
-    return Kernels(
-        forward=forward,
-        backward=backward,
-        empty_saved=empty_saved,
-        refuses=refuses,
-        default_chunk_size=default_chunk_size,
-        shares_heads=True,
-        auto_from=RARE_STATES,
-    )
+__all__ = ["backward", "default_chunk_size", "empty_saved", "forward", "refuses"]
 
 
 def forward(arguments: Arguments, options: KernelOptions) -> tuple[Tensor, State | None, tuple[Tensor, ...]]:

@@ -1,4 +1,4 @@
-"""Offer the fused kernels by the names of `backends`: what they take, and how often they materialise a state."""
+"""Offer the fused kernels by the names of `Kernels`: what they take, and how often they materialise a state."""
 
 from __future__ import annotations
 
@@ -9,36 +9,25 @@ import torch
 from torch import Tensor
 
 from tflabench.kernels.common import device
-from tflabench.kernels.common.contract import Kernels
 from tflabench.kernels.common.sizes import Sizes, refuses_dtype
 from tflabench.kernels.scalar.plan import hopper as plans
 from tflabench.kernels.scalar.plan.hopper_shapes import ARCHITECTURE, DTYPES, refuses_sizes
 from tflabench.kernels.types import Gate
 
-RARE_STATES = 512  # steps between two states: they are float32, and larger than those of the Triton kernels
-
-
-def kernels() -> Kernels:
-    """Return the kernels. They are imported only where they can run: Gluon is part of Triton from 3.6 on."""
-    from . import backward, documents, forward
-
-    return Kernels(
-        forward=_of_either(forward.forward, documents.forward),
-        backward=_of_either(backward.backward, documents.backward),
-        empty_saved=_of_either(forward.empty_saved, documents.empty_saved),
-        refuses=refuses,
-        default_chunk_size=default_chunk_size,
-        shares_heads=True,
-        adds_skip=True,
-        auto_from=RARE_STATES,
-        takes_documents=documents.takes,
-        exchanges=exchanges,
-    )
+from . import backward as walks_back
+from . import documents
+from . import forward as walks
 
 
 def _of_either(sequences: Callable[..., Any], documents: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that is one of these, by the bounds of the options, its last argument."""
     return lambda *args: (sequences if args[-1].bounds is None else documents)(*args)
+
+
+forward = _of_either(walks.forward, documents.forward)
+backward = _of_either(walks_back.backward, documents.backward)
+empty_saved = _of_either(walks.empty_saved, documents.empty_saved)
+takes_documents = documents.takes
 
 
 def exchanges(gate: Gate) -> bool:

@@ -23,6 +23,7 @@ from compiled import EVERY
 from gluon_on_cpu import Deadlock, Machine, launch_on, run_on_chip
 from tfla_cases import Case, draw, failures, planned_anew
 
+from tflabench.kernels.backends import kernels_of
 from tflabench.kernels.common.contract import Arguments, KernelOptions
 from tflabench.kernels.common.sizes import Device, Sizes
 from tflabench.kernels.scalar.hopper import (
@@ -31,7 +32,6 @@ from tflabench.kernels.scalar.hopper import (
     segment_states,
     tile_gradients,
 )  # fmt: skip
-from tflabench.kernels.scalar.hopper.chunkwise import kernels
 from tflabench.kernels.scalar.plan import hopper as plans
 from tflabench.kernels.state import State
 
@@ -46,7 +46,7 @@ NO_GATE_GRADIENTS = frozenset({"df", "di"})
 
 def run_on(machine: Machine, monkeypatch: pytest.MonkeyPatch, gate_gradients: bool = True) -> None:
     launch_on(machine, monkeypatch)
-    found = kernels()
+    found = kernels_of("scalar", "hopper")
 
     def forward(arguments: Arguments, options: KernelOptions) -> Any:
         h, last, saved = found.forward(arguments, options)
@@ -292,7 +292,7 @@ def test_a_part_of_a_sequence_gives_its_last_state_before_it_takes_its_first(cas
     part: Any = Arguments(*(x[name] for name in ("q", "k", "v", "f", "i")))  # type: ignore[arg-type]
     start, d_last = State(x["C"]), State(grads["C"])  # type: ignore[arg-type]
     options = KernelOptions(tfla_cases.GATES[case.gate], 0.125, case.L)
-    run, whole = kernels(), part._replace(initial=start)
+    run, whole = kernels_of("scalar", "hopper"), part._replace(initial=start)
     added = run.forward(part, options)[1]
     h, last, saved = run.forward(whole, options)
     wanted = run.backward(grads["h"], d_last, whole, saved, options)
