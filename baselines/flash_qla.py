@@ -1,7 +1,8 @@
 """FlashQLA: Gated DeltaNet in TileLang, forward and backward, of Hopper and Blackwell.
 
-Layout, decays and step sizes are those of fla's function. One sequence alone it may cut into parts, and starts a part
-from zero where its decays have shut off what came before: its error and its time then depend on the gates.
+Layout, decays and step sizes are those of fla's function, but log decays are in float32: it adds them up in the dtype
+that they have, and trains in that alone. One sequence alone it may cut into parts, and starts a part from zero where
+its decays have shut off what came before: its error and its time then depend on the gates.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ def build(problem: Problem, device: torch.device) -> Case:
     require_capability(device, 9)
     function: Any = import_module("flash_qla").chunk_gated_delta_rule
     inputs = fla_ops.drawn_inputs(OP, problem, device)
+    inputs["g"] = inputs["g"].detach().float().requires_grad_(inputs["g"].requires_grad)
     arguments = dict(inputs)
     kernel = "flash_qla.chunk_gated_delta_rule"
     return fla_ops.case_of(OP, problem, inputs, lambda: function(**arguments, use_qk_l2norm_in_kernel=True)[0], kernel)

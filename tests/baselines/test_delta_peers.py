@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tflabench.baselines import attn_gym_gdn, cudnn_kda, fla_ops, flashinfer_gdn
+from tflabench.baselines import attn_gym_gdn, cudnn_kda, fla_ops, flash_qla, flashinfer_gdn
 from tflabench.implementations import registry
 from tflabench.problem import Problem
 
@@ -40,6 +40,11 @@ def cudnn(q: Any, k: Any, v: Any, g: Any, beta: Any, cu_seqlens: Any, use_qk_l2n
     return delta_rule(q, k, v, g.exp(), beta, cu_seqlens, normalize=use_qk_l2norm_in_kernel), None
 
 
+def fused_qla(q: Any, k: Any, v: Any, g: Any, beta: Any, use_qk_l2norm_in_kernel: bool) -> Any:
+    sequences = zip(q, k, v, g.exp(), beta, strict=True)
+    return torch.stack([delta_rule(*x, [0], normalize=use_qk_l2norm_in_kernel) for x in sequences]), None
+
+
 def attention_gym(q: Any, k: Any, v: Any, g: Any, beta: Any) -> Any:
     return torch.stack([delta_rule(*x, [0]) for x in zip(q, k, v, g.exp(), beta, strict=True)]), None
 
@@ -48,6 +53,7 @@ CASES = {
     "flashinfer": (flashinfer_gdn, "module", "chunk_gated_delta_rule", flashinfer, SIZE.with_(heads_qk=2)),
     "cudnn": (cudnn_kda, "import_module", "kimi_delta_attention", cudnn, SIZE),
     "cudnn, training": (cudnn_kda, "import_module", "kimi_delta_attention", cudnn, SIZE.with_(pass_="fwbw")),
+    "FlashQLA": (flash_qla, "import_module", "chunk_gated_delta_rule", fused_qla, SIZE.with_(pass_="fwbw")),
     "attention-gym": (attn_gym_gdn, "import_module", "chunk_gdn", attention_gym, SIZE.with_(pass_="fwbw", heads_qk=2)),
 }
 
