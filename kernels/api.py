@@ -366,10 +366,8 @@ def _run_on_ranks(
         if setup.implementation != "reference":
             check_for_kernels(piece.q, piece.v, chosen.chunk_size, setup.implementation)
         key = chunkwise_operator.setup_key(setup.implementation, gate.family, gate.fields, *setup[2:])
-        # Of the chunk sizes of before a backward: the others fit kernels that start before all states are made.
-        sizes = piece.q, piece.v, scale, float(gate.temperature), L, True, key
-        run_by, options = chunkwise_operator.kernels_and_options(*sizes)
-        return run_by, options._replace(backward=backward)
+        sizes = piece.q, piece.v, scale, float(gate.temperature), L, backward, key
+        return chunkwise_operator.kernels_and_options(*sizes, cut_freely=L is None and backward)
 
     def inside(documents: Arguments, offsets: list[int] | None) -> tuple[Tensor, State | None]:
         alone = chosen._replace(group=None, cu_seqlens=None if offsets is None else torch.tensor(offsets))

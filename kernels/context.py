@@ -512,7 +512,7 @@ def run(
         for n in first_ones:
             of_piece = _documents(call, here, n, n + 1) if bounds else call
             enters = here.enters and n == 0
-            run_by, with_options = kernels(of_piece, backward)
+            run_by, with_options = kernels(of_piece, backward) if bounds else of_all
             of_piece = _for_kernels(of_piece._replace(initial=None) if enters else of_piece, run_by)
             pieces.append(Piece(run_by, with_options, of_piece, enters, here.leaves and n == count - 1))
         anchor = call.v.new_empty(0).requires_grad_(backward)

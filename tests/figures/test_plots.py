@@ -247,7 +247,7 @@ def test_axes_that_follow_from_another_make_no_figures():
 
 
 def test_a_sequence_on_one_device_begins_the_curve_over_devices():
-    frame = framed([row(ranks=ranks, asked="auto") for ranks in (None, 2, 4)])
+    frame = framed([row(ranks=n, asked="auto", chunk_size=1024 // (n or 1)) for n in (None, 2, 4)])
     assert facets.swept_axes(frame) == ["ranks"]
     assert [*facets.split(frame, "ranks")[0].rows["ranks"]] == [1, 2, 4]
 

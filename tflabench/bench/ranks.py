@@ -130,8 +130,6 @@ def build(impl: Implementation, problem: Problem, device: torch.device) -> Case:
     case = impl.build(problem.part, device)
     if case.over is None:
         raise Unsupported("runs on one device: ranks must be 1")
-    if problem.chunk_size is None:
-        case.details.pop("chunk_size", None)  # of one device: where all wait for states the segments are others
     lead = leader(device.type)
     number, over = next(lead.cases), case.over
     lead.tell(ranks, "build", number, implementation=impl.name, problem=asdict(problem.part))

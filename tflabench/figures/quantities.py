@@ -16,13 +16,13 @@ Rows = Any  # a pandas DataFrame, columns as store.Row: pandas infers the types 
 # Column of a row -> axis label. In this order axes are drawn; one that follows from those before it is not.
 AXES = {
     "seq_len": "sequence length T [tokens]",
+    "ranks": "devices that a sequence lies on",
     "d_hv": "head dimension d_hv [channels]",
     "d_qk": "head dimension d_qk [channels]",
     "chunk_size": "chunk size L [tokens]",
     "heads": "number of heads",
     "batch": "batch size [sequences]",
     "dtype": "data type",
-    "ranks": "devices that a sequence lies on",
     "gates": "strength of the forget gates",
 }
 WORDS = {"dtype": (), "gates": GATES}  # axes of words, which have no order of numbers: the order of those that have one
