@@ -18,7 +18,8 @@ from tflabench.rows.table import flat, frame
 
 READABLE = [
     "implementation", "pass", "batch", "heads", "seq_len", "ranks", "d_qk", "d_hv", "chunk_size", "dtype", "status",
-    "ms_median", "ms_p20", "ms_p80", "peak_bytes", "percent_of_bound", "throttled", "rel_error", "comparison_id", "reason",
+    "ms_median", "ms_p20", "ms_p80", "peak_bytes", "percent_of_bound", "throttled", "rel_error", "comparison_id",
+    "reason",
 ]  # fmt: skip
 
 
