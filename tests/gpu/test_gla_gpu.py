@@ -59,6 +59,29 @@ def test_gradients_of_gates_do_not_lose_digits_over_long_sequences(gates: str, T
     assert distance(computed(case, inputs, grads, "hopper")["dg"], truth) < most
 
 
+@pytest.mark.parametrize("states", [False, True])
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_packed_sequences_are_sequences_of_their_own(implementation: Any, states: bool) -> None:
+    skip_without_hopper(implementation)
+    bounds = [0, 1, 65, 129, 129, 600, 1000]
+    inputs, grads = draw(Case(1000, 128, 256, dtype=B16, heads=2))
+    start, d_last = (torch.randn(len(bounds) - 1, 2, 128, 256, device="cuda") for _ in range(2))
+
+    def of(implementation: Any, wide: torch.dtype | None = None) -> list[Tensor]:
+        q, k, v, g, S, do, dS = (x.to(wide or x.dtype) for x in (*inputs.values(), start, grads["o"], d_last))
+        leaves = [x.requires_grad_() for x in ((q, k, v, g, S) if states else (q, k, v, g))]
+        result: Any = ops.gla(
+            *leaves[:4], initial_state=State(S) if states else None, return_last_state=states,
+            cu_seqlens=torch.tensor(bounds), implementation=implementation,
+        )  # fmt: skip
+        made = [result[0], result[1].C] if states else [result]
+        return [x.detach() for x in (*made, *torch.autograd.grad(made, leaves, [do, dS][: len(made)]))]
+
+    found, plain, truth = of(implementation), of("reference"), of("reference", torch.float64)
+    for x, y, wanted in zip(found, plain, truth, strict=True):
+        assert distance(x, wanted) < max(4e-3, 2 * distance(y, wanted))
+
+
 def skip_without_hopper(implementation: str) -> None:
     if implementation == "hopper" and torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("needs a Hopper GPU")
