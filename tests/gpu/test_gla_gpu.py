@@ -70,10 +70,9 @@ def test_packed_sequences_are_sequences_of_their_own(implementation: Any, states
     def of(implementation: Any, wide: torch.dtype | None = None) -> list[Tensor]:
         q, k, v, g, S, do, dS = (x.to(wide or x.dtype) for x in (*inputs.values(), start, grads["o"], d_last))
         leaves = [x.requires_grad_() for x in ((q, k, v, g, S) if states else (q, k, v, g))]
-        result: Any = ops.gla(
-            *leaves[:4], initial_state=State(S) if states else None, return_last_state=states,
-            cu_seqlens=torch.tensor(bounds), implementation=implementation,
-        )  # fmt: skip
+        options: Any = {"cu_seqlens": torch.tensor(bounds), "implementation": implementation}
+        options |= {"initial_state": State(S), "return_last_state": True} if states else {}
+        result: Any = ops.gla(*leaves[:4], **options)
         made = [result[0], result[1].C] if states else [result]
         return [x.detach() for x in (*made, *torch.autograd.grad(made, leaves, [do, dS][: len(made)]))]
 
