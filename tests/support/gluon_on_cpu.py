@@ -438,6 +438,7 @@ class Machine:
             opaque_zero=lambda _i, _n=0: Int(0),
             uniform=lambda i: i,
             pinned=lambda x: x,
+            prefetch=lambda _ptr, _bytes: None,
             tma_load=self._tma_load,
             tma_store=lambda desc, at, source: self._tma_store(desc, at, source, add=False),
             tma_add=lambda desc, at, source: self._tma_store(desc, at, source, add=True),

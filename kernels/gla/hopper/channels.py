@@ -57,6 +57,7 @@ from tflabench.kernels.scalar.hopper.workarounds import (
     ASSEMBLY,
     barrier,
     opaque_zero,
+    prefetch,
     reinterpret,
     tma_store,
     wait_for_products,
@@ -143,7 +144,11 @@ def load_gradient_tiles(program, descs):
     for item in range(gl.program_id(0), schedule.num_items, gl.num_programs(0)):
         work = get_item(schedule, program.tensors.closed, item, config)
         for turn in range(work.first_tile, work.end_tile):
-            step = get_tile(work, turn, config.reverse) * 64
+            tile = get_tile(work, turn, config.reverse)
+            step = tile * 64
+            if config.gates and config.adds_terms:
+                at = (work.row * schedule.num_tiles + tile).to(gl.int64) * (128 * 64)
+                prefetch(program.tensors.terms + at, 128 * 64 * 4)
             full = acquire_stage(inputs.values, value, 2 * COLUMN_BLOCKS + 2)
             at = (work.batch, work.head, step, COLUMN)
             load_blocks(do_desc, at, inputs.do, COLUMN_BLOCKS * value.slot, COLUMN_BLOCKS, full)

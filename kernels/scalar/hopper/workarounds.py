@@ -107,6 +107,14 @@ def pinned(x):
 
 
 @gluon.jit
+def prefetch(ptr, BYTES: gl.constexpr):
+    """Start to bring contiguous bytes, a multiple of 16 from an aligned address on, to the L2 cache. One warp."""
+    asm: gl.constexpr = """{ .reg .pred p; elect.sync _|p, 0xffffffff;
+        @p cp.async.bulk.prefetch.L2.global [$1], $2; mov.b32 $0, 0; }"""
+    gl.inline_asm_elementwise(asm, "=r,l,r", [ptr, gl.to_tensor(BYTES)], gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
 def uniform(i):
     """Return i, the same in every lane, in a uniform register: what descriptors are computed of stays in those.
 
