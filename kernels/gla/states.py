@@ -4,7 +4,7 @@
     backward  dS <- diag(2^total) dS + q'^T do      q' = scale q 2^(sum from the tile's start)
 
 tile by tile of the sequence, one program for each tile of the matrix. Where batch and heads are too few to fill the
-chip, the sequence is cut into segments: what each contributes, from zero; `join_segments`; then the states of chunks.
+chip, the sequence is cut into segments: what each contributes, from zero; `joined`; then the states of chunks.
 """
 
 # pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
@@ -27,6 +27,7 @@ from tflabench.kernels.common.places import table_of
 from tflabench.kernels.common.rows import load_matrix, load_rows, load_vector, store_matrix
 
 from .call import GlaCall
+from .joins import joined
 
 
 class WalkSizes(NamedTuple):
@@ -45,7 +46,7 @@ class StateTensors(NamedTuple):
 
     Attributes:
         initial, ends: (B * H * segments, d_qk, d_hv) float32, before and after each segment.
-        decays: (B * H * segments, d_qk) float32, written: log2 of the decay over each segment.
+        decays: (B * H * segments, d_qk) float32, written: the decay over each segment.
         states: (B * H * chunks, d_qk, d_hv), written: met on entering each chunk.
         other: like states, those of forward, read backward.
         crossing: (B * H * chunks, blocks of d_hv, d_qk) float32, written: see `ChunkStates.crossing`.
@@ -140,33 +141,7 @@ def chunk_states(x, z, totals, matrices, sizes, segments, config: tl.constexpr):
     if config.ends:
         store_matrix(matrices.ends, acc, part, u, v, d_qk, d_hv)
         if block % v_blocks == 0:
-            tl.store(matrices.decays + part.to(tl.int64) * d_qk + u, decay, mask=u < d_qk)
-
-
-@triton.jit(do_not_specialize=["segments"])
-def join_segments(ends, decays, initial, before, last, segments, d_qk, d_hv, config: tl.constexpr):
-    """Write the state before each segment, and after the last, from what each adds.
-
-    Args:
-        ends, before: (B * H * segments, d_qk, d_hv); initial, last: (B * H, d_qk, d_hv); all float32.
-        decays: (B * H * segments, d_qk), log2.
-    """
-    U: tl.constexpr = config.u
-    V: tl.constexpr = config.v
-    v_blocks = tl.cdiv(d_hv, V)
-    blocks = tl.cdiv(d_qk, U) * v_blocks
-    block, bh = tl.program_id(0) % blocks, tl.program_id(0) // blocks
-    u = block // v_blocks * U + tl.arange(0, U)
-    v = block % v_blocks * V + tl.arange(0, V)
-    state = tl.zeros([U, V], tl.float32)
-    if config.initial:
-        state = load_matrix(initial, bh, u, v, d_qk, d_hv)
-    for j in range(segments):
-        part = bh * segments + (segments - 1 - j if config.reverse else j)
-        store_matrix(before, state, part, u, v, d_qk, d_hv)
-        added = load_matrix(ends, part, u, v, d_qk, d_hv)
-        state = state * tl.exp2(load_vector(decays, part, u, d_qk))[:, None] + added
-    store_matrix(last, state, bh, u, v, d_qk, d_hv)
+            tl.store(matrices.decays + part.to(tl.int64) * d_qk + u, tl.exp2(decay), mask=u < d_qk)
 
 
 # --- On the host ------------------------------------------------------------------------------------------------------
@@ -232,12 +207,8 @@ def walk(call: GlaCall, side: StateTerms) -> ChunkStates:
         last = ends
     else:
         _launch(call, side, StateTensors(None, ends, decays, None, None, None), segment_tiles)
-        before, last = torch.empty_like(ends), empty(heads, *shape)
-        enqueue(
-            join_segments, heads * blocks,
-            ends, decays, side.first, before, last, segments, *shape,
-            config=_config(call, side, StateTensors(side.first, None, None, None, None, None)),
-        )  # fmt: skip
+        last, each = empty(heads, *shape), (plan.batch, plan.heads, segments)
+        before = joined(ends.view(*each, *shape), decays.view(*each, -1), side.first, last, reverse=side.reverse)
         _launch(call, side, stored._replace(initial=before), segment_tiles)
     if crossing is not None:
         crossing = crossing.sum(1).view(plan.batch, plan.heads, plan.chunks, plan.d_qk)

@@ -350,7 +350,7 @@ class Machine:
                 return __import__(module, fromlist=names)
             module = f"{package}.{module}" if level else module
             found = known.get(module, self.modules.get(module))
-            return importlib.import_module(module) if found is None else found  # what the host's part imports
+            return __import__(module, fromlist=names) if found is None else found  # what the host's part imports
 
         inside = vars(builtins) | {"__import__": importer, "range": counted}
         names: dict[str, Any] = {"__name__": f"on_cpu.{name}", "__builtins__": inside}

@@ -22,6 +22,7 @@ from tflabench.kernels.common.descriptors import aligned, made_like
 from tflabench.kernels.common.sizes import Sizes
 from tflabench.kernels.delta.hopper_plan import refuses_steps
 from tflabench.kernels.gla import hopper_plan as plans
+from tflabench.kernels.gla.joins import joined
 from tflabench.kernels.kda.hopper.operands import launch_scores
 from tflabench.kernels.scalar.hopper.chunkwise import refuses_hardware
 from tflabench.kernels.scalar.plan.hopper_segments import Segments
@@ -31,7 +32,6 @@ from tflabench.kernels.types import Gating
 from .channels import launch_channels
 from .columns import launch_columns
 from .gates import sample_gates
-from .joins import joined
 from .pairs import launch_pairs
 from .walk import GlaTensors
 

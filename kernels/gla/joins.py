@@ -18,10 +18,10 @@ ELEMENTS = 1024  # of a state in a program
 
 
 @triton.jit(do_not_specialize=["count"])
-def join_segments_by_channel(
-    of_each, decays, edge, states, count, d_qk, d_hv, REVERSE: tl.constexpr, ELEMENTS: tl.constexpr
+def join_segments(
+    of_each, decays, edge, states, last, count, d_qk, d_hv, REVERSE: tl.constexpr, ELEMENTS: tl.constexpr
 ):
-    """Write some elements of the states of all `count` segments of a head, see `joined`."""
+    """Write some elements of the states of all `count` segments of a head, and of the last, see `joined`."""
     size = d_qk * d_hv
     blocks = tl.cdiv(size, ELEMENTS)
     row = (tl.program_id(0) // blocks).to(tl.int64)
@@ -35,21 +35,25 @@ def join_segments_by_channel(
         tl.store(states + n * size + i, state, mask=inside)
         decay = tl.load(decays + n * d_qk + i // d_hv, mask=inside, other=0.0)
         state = state * decay + tl.load(of_each + n * size + i, mask=inside, other=0.0)
+    if last is not None:
+        tl.store(last + row * size + i, state, mask=inside)
 
 
-def joined(of_each: Tensor, decays: Tensor, edge: Tensor | None, *, reverse: bool) -> Tensor:
+def joined(
+    of_each: Tensor, decays: Tensor, edge: Tensor | None, last: Tensor | None = None, *, reverse: bool
+) -> Tensor:
     """Return the states that segments start from, or if reversed the gradients of those that they end with.
 
     Args:
-        of_each: what each segment adds to a state of zero, (B, H, segments, d_qk, d_hv) float32; what the last one in
-            this direction adds is of no effect.
+        of_each: what each segment adds to a state of zero, (B, H, segments, d_qk, d_hv) float32.
         decays: by what it multiplies the channels of the state before it, (B, H, segments, d_qk) float32.
         edge: the state before the first segment, or the gradient after the last, (B, H, d_qk, d_hv); None for zero.
+        last: written, the state after the last segment in this direction, like edge.
     """
     states = torch.empty_like(of_each)
     batch, heads, count, d_qk, d_hv = of_each.shape
     enqueue(
-        join_segments_by_channel, batch * heads * cdiv(d_qk * d_hv, ELEMENTS), of_each, decays, edge, states, count,
+        join_segments, batch * heads * cdiv(d_qk * d_hv, ELEMENTS), of_each, decays, edge, states, last, count,
         d_qk, d_hv, REVERSE=reverse, ELEMENTS=ELEMENTS, num_warps=4,
     )  # fmt: skip
     return states
