@@ -44,7 +44,6 @@ from tflabench.kernels.scalar.hopper.state import read_both_parts, state_pointer
 from tflabench.kernels.scalar.hopper.tiles import (
     ACC,
     ACC_COLUMN,
-    ACC_OPERAND,
     ACC_ROW,
     block,
     join_columns,
@@ -146,7 +145,7 @@ def load_gradient_tiles(program, descs):
         for turn in range(work.first_tile, work.end_tile):
             tile = get_tile(work, turn, config.reverse)
             step = tile * 64
-            if config.gates and config.adds_terms:
+            if config.adds_terms:
                 at = (work.row * schedule.num_tiles + tile).to(gl.int64) * (128 * 64)
                 prefetch(program.tensors.terms + at, 128 * 64 * 4)
             full = acquire_stage(inputs.values, value, 2 * COLUMN_BLOCKS + 2)
@@ -262,28 +261,13 @@ def decayed_rows(state, decay):
 
 
 @gluon.jit
-def read_rows(state, x_blocks, first, TWICE: gl.constexpr):
-    """Return S x^T of rows of a state and a tile x, as wide as it, from block `first` on: [64, 64] float32.
-
-    Args:
-        TWICE: read the state in two parts of 16 bits, whose sum has twice as many.
-    """
+def read_rows(state, x_blocks, first):
+    """Return S x^T of rows of a state and a tile x, as wide as it, from block `first` on: [64, 64] float32."""
     BLOCKS: gl.constexpr = len(state)
     blocks = ()
     for z in gl.static_range(BLOCKS):
         blocks += split_columns(state[z])
-    if TWICE:
-        return read_both_parts(blocks, x_blocks, first, 2 * BLOCKS)
-    else:
-        dtype: gl.constexpr = x_blocks.dtype
-        out = gl.zeros([64, 64], gl.float32, layout=ACC)
-        for j in gl.static_range(2 * BLOCKS):
-            # [64, 64] @ [64, 64] -> [64, 64]
-            xT = block(x_blocks, first + j).permute((1, 0))
-            s = gl.convert_layout(nearest(blocks[j], dtype), ACC_OPERAND)
-            out = warpgroup_mma(s, xT, out, use_acc=j > 0, is_async=True)
-            out, s = wait_for_products(0, deps=(out, s))
-        return out
+    return read_both_parts(blocks, x_blocks, first, 2 * BLOCKS)
 
 
 @gluon.jit
@@ -380,11 +364,11 @@ def walk_gradient_tile(program, descs, work, tile, places, state, later, HALF: g
     decay = scores.decay.index(slot).slice(64 * HALF, 64)
     sourceT = block(inputs.source, 2 * value + HALF).permute((1, 0))
     if config.exact:
-        out = read_rows(state, reads, 2 * BLOCKS * value, config.gates)
+        out = read_rows(state, reads, 2 * BLOCKS * value)
         rows = decayed_rows(state, decay)
     else:
         rows = decayed_rows(state, decay)
-        out = read_rows(rows, reads, 2 * BLOCKS * value, config.gates)
+        out = read_rows(rows, reads, 2 * BLOCKS * value)
         dp = block(scores.p, slot)
         if not config.reverse:
             dp = dp.permute((1, 0))
@@ -407,11 +391,10 @@ def walk_gradient_tile(program, descs, work, tile, places, state, later, HALF: g
     fence_async_shared()
     barrier()
     send(desc, at, inputs.gate.index(2 * gate), ADD)
-    if config.gates:
-        targetT = block(inputs.gate, 2 * gate + 1).permute((1, 0))
-        terms = add_terms(program, work, tile, out * widened(targetT.load(ACC)), HALF)
-        if config.sums_terms:
-            later = write_gate_gradients(program, dg_desc, at, terms, later, (value, gate), HALF)
+    targetT = block(inputs.gate, 2 * gate + 1).permute((1, 0))
+    terms = add_terms(program, work, tile, out * widened(targetT.load(ACC)), HALF)
+    if config.sums_terms:
+        later = write_gate_gradients(program, dg_desc, at, terms, later, (value, gate), HALF)
     tma.store_wait(pendings=0)
     return after, later
 
@@ -482,25 +465,24 @@ def walk_channels(
 
 
 def launch_channels(
-    walk: DeltaWalk, inputs: tuple[Tensor, ...], out: Tensor, dg: Tensor | None, tensors: GlaTensors, *,
+    walk: DeltaWalk, inputs: tuple[Tensor, ...], out: Tensor, dg: Tensor, tensors: GlaTensors, *,
     scale_log2: float, reverse: bool, exact: bool, pieces: int,
 ) -> None:  # fmt: skip
     """Write dq and the terms of dg or, in reverse, dk and dg.
 
     Args:
         inputs: q, k, g, v and do.
-        dg: like g, or None if it is not asked for.
+        dg: like g.
         reverse, exact: see `GlaGradientConfig`.
         pieces: launches, one for some columns of v each; all but the first add to what is there.
     """
     q, k, g, v, do = inputs
     source, target = (q, k) if reverse else (k, q)
-    descs = tuple(map(descriptor, (do, v, source, g, target, out, dg if dg is not None and reverse else g)))
-    gates = dg is not None
+    descs = tuple(map(descriptor, (do, v, source, g, target, out, dg if reverse else g)))
     for piece in range(pieces):
         config = GlaGradientConfig.of(
             channels_shape(v.shape[-1]), d_qk=q.shape[-1], d_hv=v.shape[-1], piece=piece, reverse=reverse, exact=exact,
-            gates=gates, sums_terms=gates and reverse and piece == pieces - 1, loads=tensors.initial is not None,
+            sums_terms=reverse and piece == pieces - 1, loads=tensors.initial is not None,
             crosses=tensors.crossing is not None,
         )  # fmt: skip
         enqueue(

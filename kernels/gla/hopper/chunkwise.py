@@ -136,11 +136,9 @@ def backward(
         )
 
     dq, dk = (torch.empty_like(x) for x in (q, k))
-    dg = terms = crossing = None
-    if options.gate_gradients:
-        dg = torch.empty_like(g)
-        terms = q.new_empty((sizes.rows, plan.cut.tiles, plans.LARGEST_D_QK, plans.TILE), dtype=torch.float32)
-        crossing = _crossing(starts, ends, None if d_last is None else others[-1], d_last)
+    dg = torch.empty_like(g)
+    terms = q.new_empty((sizes.rows, plan.cut.tiles, plans.LARGEST_D_QK, plans.TILE), dtype=torch.float32)
+    crossing = _crossing(starts, ends, None if d_last is None else others[-1], d_last)
     for out, states, reverse in ((dq, starts, False), (dk, ends, True)):
         tensors = GlaTensors(closed, initial=states, terms=terms, crossing=crossing if reverse else None)
         for exact in (False, True):
@@ -149,7 +147,7 @@ def backward(
                 pieces=plans.pieces_of(v.shape[-1]),
             )  # fmt: skip
     launch_pairs((q, k, g, do, v), dq, dk, dg, closed, sizes=sizes, scale=options.scale)
-    given = dq, dk, dv, dg
+    given = dq, dk, dv, dg if options.gate_gradients else None
     grads = (made_like(y, like) for y, like in zip(given, arguments[:4], strict=True))
     return (*grads, None, None if initial is None else made_like(d_initial, initial.C), None)
 

@@ -83,7 +83,7 @@ class GlaGradientConfig(KernelConfig, GlaWalkShape):
     Attributes:
         reverse: backward in time, for dk.
         exact: of sequences of a head that have closed; else of the others.
-        gates: dg is asked for; sums_terms: this walk writes it, others what it is made of.
+        sums_terms: write dg; other walks write what it is made of.
         piece: which columns of v; all but the first add to dq and dk.
         loads: the states before segments are given.  crosses: the sums of terms after them are.
     """
@@ -92,7 +92,6 @@ class GlaGradientConfig(KernelConfig, GlaWalkShape):
     d_hv: int
     reverse: bool
     exact: bool
-    gates: bool
     sums_terms: bool
     piece: int
     loads: bool

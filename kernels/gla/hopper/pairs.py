@@ -62,9 +62,9 @@ def start_loads(descs, at, pool, g_block, loaded, channel, column, BLOCKS: gl.co
 @gluon.jit
 def add_pairs_of_tiles(  # noqa: PLR0913, PLR0915  descriptors, which Triton does not take in a tuple; some tiles
     q_desc, k_desc, g_desc, do_desc, v_desc, dq_desc, dk_desc, dg_desc, closed, scale, counts, BLOCKS: gl.constexpr,
-    PIECE: gl.constexpr, GATES: gl.constexpr,
+    PIECE: gl.constexpr,
 ):  # fmt: skip
-    """Add to dq, dk and (GATES) dg of 64 channels of some tiles what their pairs of steps give.
+    """Add to dq, dk and dg of 64 channels of some tiles what their pairs of steps give.
 
     Args:
         BLOCKS, PIECE: 64 columns of v each, 2 or 4, and which of them.
@@ -98,9 +98,8 @@ def add_pairs_of_tiles(  # noqa: PLR0913, PLR0915  descriptors, which Triton doe
         dp *= scale
         fence_async_shared()
         barrier()  # do and v have been read
-        if GATES:
-            mbarrier.expect(loaded.index(2), BLOCK_BYTES * (2 if WIDE else 1))
-            tma_load(dg_desc, at, loaded.index(2), dg_blocks.index(0))
+        mbarrier.expect(loaded.index(2), BLOCK_BYTES * (2 if WIDE else 1))
+        tma_load(dg_desc, at, loaded.index(2), dg_blocks.index(0))
         split_scores(pool, dp, DP_WITHIN, DP_BETWEEN)
         diagonal = diagonal_of(dp)[:, None]
         dq, dk = diagonal * widened(block(pool, K).load(ACC)), diagonal * widened(block(pool, Q).load(ACC))
@@ -113,34 +112,33 @@ def add_pairs_of_tiles(  # noqa: PLR0913, PLR0915  descriptors, which Triton doe
         barrier()
         send(dq_desc, at, pool.index(Q), True)
         send(dk_desc, at, pool.index(K), True)
-        if GATES:
-            dg = sum_from_here(tile, tile.sums, gl.zeros([64], gl.float32, layout=CHANNELS))
-            mbarrier.wait(loaded.index(2), phase)
-            dg_block = dg_blocks.index(0).reshape([64, 64])
-            before = dg_block.load(BY_CHANNEL)
-            dg = where_open(dg + as_blocks(before if WIDE else widened(before)), shut)
-            dg_block.store(as_steps(dg if WIDE else nearest(dg, g_desc.dtype)))
-            fence_async_shared()
-            barrier()
-            tma_store(dg_desc, at, dg_blocks.index(0))
+        dg = sum_from_here(tile, tile.sums, gl.zeros([64], gl.float32, layout=CHANNELS))
+        mbarrier.wait(loaded.index(2), phase)
+        dg_block = dg_blocks.index(0).reshape([64, 64])
+        before = dg_block.load(BY_CHANNEL)
+        dg = where_open(dg + as_blocks(before if WIDE else widened(before)), shut)
+        dg_block.store(as_steps(dg if WIDE else nearest(dg, g_desc.dtype)))
+        fence_async_shared()
+        barrier()
+        tma_store(dg_desc, at, dg_blocks.index(0))
         tma.store_wait(pendings=0)
         barrier()
 
 
 def launch_pairs(
-    inputs: tuple[Tensor, ...], dq: Tensor, dk: Tensor, dg: Tensor | None, closed: Tensor, *, sizes: Sizes, scale: float
+    inputs: tuple[Tensor, ...], dq: Tensor, dk: Tensor, dg: Tensor, closed: Tensor, *, sizes: Sizes, scale: float
 ) -> None:
-    """Add to dq, dk and dg, if it is asked for, what pairs of steps of a tile give where a sequence has closed.
+    """Add to dq, dk and dg what pairs of steps of a tile give where a sequence has closed.
 
     Args:
         inputs: q, k, g, do and v.
         closed: (B * H,) int32, 0 for sequences of a head that have not.
     """
     tiles = cdiv(sizes.steps, TILE)
-    descs = tuple(map(descriptor, (*inputs, dq, dk, inputs[2] if dg is None else dg)))
+    descs = tuple(map(descriptor, (*inputs, dq, dk, dg)))
     counts = encode_counts(OperandCounts(sizes.steps, tiles, sizes.heads, 1))
     for piece in range(pieces_of(sizes.d_hv)):
         enqueue(
             add_pairs_of_tiles, 2 * sizes.rows * cdiv(tiles, PAIR_TILES), *descs, closed, scale, counts,
-            BLOCKS=2 * blocks_of(sizes.d_hv), PIECE=piece, GATES=dg is not None, num_warps=4, **ASSEMBLY,
+            BLOCKS=2 * blocks_of(sizes.d_hv), PIECE=piece, num_warps=4, **ASSEMBLY,
         )  # fmt: skip
