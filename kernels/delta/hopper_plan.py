@@ -13,12 +13,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import pairwise
 from typing import NamedTuple
 
 from tflabench.kernels.common.cover import cdiv
 from tflabench.kernels.common.sizes import Device, Sizes
-from tflabench.kernels.scalar.plan.hopper import LONGER, STEPS_OF_LAUNCH
+from tflabench.kernels.scalar.plan.hopper import LONGER, one_launch_pays
 from tflabench.kernels.scalar.plan.hopper_segments import Segments
 
 DTYPES = "float16", "bfloat16"
@@ -201,19 +200,10 @@ def planned(
 
 
 def takes_documents(sizes: Sizes, device: Device, lengths: list[int], *, states: bool) -> bool:
-    """Return whether one launch of each walk for all documents is the fastest way.
-
-    It takes as long as the longest document at least. The other ways are, with states, launches for each run of
-    documents of one length, and without one sequence, which may be cut into segments.
-    """
+    """Return whether one launch of each walk for all documents is the fastest way, see `one_launch_pays`."""
     at_once = min(device.multiprocessors // pieces_of(sizes.d_hv), sizes.heads * len(lengths))
-    needed = max(*lengths, sum(TILE * cdiv(length, TILE) for length in lengths) * sizes.heads / at_once)
-    shared = sizes.steps * sizes.heads / at_once
-    if states:
-        launches = 1 + sum(a != b for a, b in pairwise(lengths))
-        return launches > 1 and needed < shared + launches * STEPS_OF_LAUNCH
-    segmented = default_chunk_size(sizes, device) < sizes.steps
-    return needed <= (LONGER_THAN_SEGMENTS if segmented else LONGER) * shared
+    longer = LONGER_THAN_SEGMENTS if default_chunk_size(sizes, device) < sizes.steps else LONGER
+    return one_launch_pays(at_once, sizes, lengths, states=states, longer=longer)
 
 
 def default_chunk_size(sizes: Sizes, device: Device) -> int:

@@ -63,7 +63,6 @@ from .schedule import (
     get_state_index,
     get_work_item,
     is_edge,
-    tables_of,
 )
 from .tiles import BEYOND, STEP_OF_EACH_WARP, DeltaGates, decayed, products, sums_of_gates
 from .walk import OPERAND_COLUMN, acquire_stage, load_steps_of, read_state
@@ -505,7 +504,6 @@ def launch_queries_keys(
         dq, dk = (torch.empty((B, H, T, d_qk), dtype=q.dtype, device=q.device) for _ in range(2))
     else:  # with the strides of q and k, so that nobody copies
         dq, dk = (torch.empty_like(x) for x in inputs[:2])
-    tables = tables_of(places, walk)
     if places is not None:
         places.clear(dq)
         places.clear(dk)
@@ -514,11 +512,11 @@ def launch_queries_keys(
     for member, piece in product(range(walk.members), range(plan.pieces)):
         config = DeltaGradientsConfig.of(
             GRADIENTS_SHAPE, d_qk=d_qk, d_hv=d_hv, gated=gated, piece=piece, members=walk.members,
-            adds=member + piece > 0, of_each=of_each, loads=initial is not None, documents=tables is not None,
+            adds=member + piece > 0, of_each=of_each, loads=initial is not None, documents=places is not None,
         )  # fmt: skip
         tensors = DeltaGradientTensors(gates, beta if initial is None else initial, sums[piece])
         enqueue(
-            walk_queries_keys, walk.programs, *descs, tensors, scale, DeltaCounts.of(walk, member, tables),
+            walk_queries_keys, walk.programs, *descs, tensors, scale, DeltaCounts.of(walk, member, places),
             config=config, num_warps=4, maxnreg=128, **ASSEMBLY,
         )  # fmt: skip
     dg, dbeta = torch.empty_like(beta) if gated else None, torch.empty_like(beta)

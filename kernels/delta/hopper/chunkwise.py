@@ -33,7 +33,6 @@ from tflabench.kernels.types import Gating
 from .backward_dqk import launch_queries_keys
 from .inverses import launch_inverses
 from .joins import joined, spans_of
-from .schedule import tables_of
 from .tiles import DeltaGates
 from .walk import DeltaWalkStates
 from .walks import launch_walk
@@ -69,9 +68,9 @@ def forward(arguments: Arguments, options: KernelOptions) -> tuple[Tensor, State
     (q, k, v), gates = _inputs(arguments)
     call: dict[str, Any] = {
         "gates": gates, "gated": arguments.f is not None, "scale": options.scale, "parts": plan.parts,
-        "tables": tables_of(places, plan.outputs),
+        "places": places,
     }  # fmt: skip
-    x, gains = launch_inverses(k, gates, call["gated"], plan, None if places is None else places.steps)
+    x, gains = launch_inverses(k, gates, call["gated"], plan, places)
     spans = None if gains is None else spans_of(gains, plan.cut)
     launch = partial(launch_walk, inputs=(q, k, v, x), reverse=False, spans=spans, **call)
     o, last, z, of_segments = walk_forward(launch, plan, arguments, options, places)
@@ -135,7 +134,7 @@ def backward(
     gated, do = arguments.f is not None, aligned(do)
     call: dict[str, Any] = {
         "gates": gates, "gated": gated, "scale": options.scale, "parts": plan.parts,
-        "tables": tables_of(places, plan.values),
+        "places": places,
     }  # fmt: skip
     starts, transitions, spans = of_segments or (float_matrix(arguments.initial), None, None)
     launch = partial(launch_walk, inputs=(q, k, do, x), reverse=True, spans=spans, **call)

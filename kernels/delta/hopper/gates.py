@@ -19,7 +19,7 @@ def finish_gates(sums, g, dg, dbeta, steps, num_steps, num_tiles, PIECES: tl.con
     """Write dg, if there is a decay, and dbeta of a tile, a program each, from the sums of all pieces.
 
     Args:
-        steps: of documents, see `DocumentTables`; None for sequences.
+        steps: of documents, see `DeltaSchedule`; None for sequences.
     """
     row, tile = tl.program_id(0) // num_tiles, tl.program_id(0) % num_tiles
     i = tl.arange(0, 64)

@@ -20,6 +20,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from tflabench.kernels.common.launching import enqueue
 from tflabench.kernels.delta.hopper_plan import TILE, DeltaPlan
 from tflabench.kernels.scalar.hopper.conversions import nearest, remainder
+from tflabench.kernels.scalar.hopper.documents import WalkPlaces
 from tflabench.kernels.scalar.hopper.launch import descriptor
 from tflabench.kernels.scalar.hopper.tiles import (
     ACC,
@@ -210,15 +211,13 @@ def make_inverses(  # noqa: PLR0913
 
 
 def launch_inverses(
-    k: Tensor, gates: DeltaGates, gated: bool, plan: DeltaPlan, steps: Tensor | None
+    k: Tensor, gates: DeltaGates, gated: bool, plan: DeltaPlan, places: WalkPlaces | None
 ) -> tuple[Tensor, Tensor | None]:
     """Return X of all tiles, (B, H, tiles * 64, parts * 64), in the dtype of k (B, H or fewer, T, d_qk), and gains.
 
     These are log2 of the most by which a state grows in a tile, (B, H, tiles), None where there is no pass.
-
-    Args:
-        steps: of documents, see `DocumentTables`.
     """
+    steps = None if places is None else places.steps
     B, H, group, T, _, _ = plan.sizes
     x = torch.empty((B, H, plan.cut.tiles * TILE, plan.parts * TILE), dtype=k.dtype, device=k.device)
     gains = None if plan.states is None else gates.beta.new_empty((B, H, plan.cut.tiles))

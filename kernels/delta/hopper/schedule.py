@@ -12,26 +12,6 @@ from tflabench.kernels.scalar.hopper.pipeline import aggregate
 from tflabench.kernels.scalar.hopper.schedule import encode_counts, get_items_of_documents, read_document
 
 
-class DocumentTables(NamedTuple):
-    """Tables of int32 that say where documents lie.
-
-    Attributes:
-        steps: the step at each place of all tiles, negative for none (`Places.steps`).
-        programs: the documents of each program (`WalkPlaces.table`).
-    """
-
-    steps: Any
-    programs: Any
-
-
-def tables_of(places: WalkPlaces | None, walk: DeltaWalk) -> DocumentTables | None:
-    """Return the tables of a walk over documents, None for sequences."""
-    if places is None:
-        return None
-    heads, programs = walk.sizes.heads // walk.members, walk.programs // walk.pieces
-    return DocumentTables(places.steps, places.table(heads, programs))
-
-
 class DeltaCounts(NamedTuple):
     """The numbers of `DeltaSchedule`, as a kernel takes them (`encode_counts`), and of documents its tables."""
 
@@ -50,16 +30,16 @@ class DeltaCounts(NamedTuple):
     spans: Any = 1
 
     @classmethod
-    def of(
-        cls, walk: DeltaWalk, member: int = 0, tables: DocumentTables | None = None, spans: Any = None
-    ) -> "DeltaCounts":
-        """Return the counts of a launch of a walk; member: see `DeltaWalk`; tables: of documents; spans: of a pass."""
+    def of(cls, walk: DeltaWalk, member: int = 0, places: WalkPlaces | None = None, spans: Any = None) -> "DeltaCounts":
+        """Return the counts of a launch of a walk; member: see `DeltaWalk`; places: of documents; spans: of a pass."""
         sizes, cut, segments = walk.sizes, walk.cut, walk.segments
         counts = encode_counts(cls(
             walk.items, sizes.steps, cut.tiles, sizes.heads, sizes.group, cut.segment_tiles, cut.count, segments.stop,
             len(segments), member + 1,
         ))  # fmt: skip
-        counts = counts if tables is None else counts._replace(**tables._asdict())
+        if places is not None:
+            programs = places.table(sizes.heads // walk.members, walk.programs // walk.pieces)
+            counts = counts._replace(steps=places.steps, programs=programs)
         return counts if spans is None else counts._replace(spans=spans)
 
 
@@ -74,8 +54,9 @@ class DeltaSchedule:
         segment_tiles: tiles of a segment; the first one has the remainder.
         num_segments: of a sequence.  end_segment: the first after those walked over, which are walked_segments.
         member: see `DeltaWalk`; the first one is 1.
-        steps, programs: see `DocumentTables`; of sequences numbers that nothing reads.
-        spans: see `joins.spans_of`; but for passes a number that nothing reads.
+        steps: of documents, the step at each place of all tiles, negative for none (`common.places`).
+        programs: of documents, which of them each program takes (`WalkPlaces.table`).
+        spans: of a pass, see `joins.spans_of`. These three are otherwise numbers that nothing reads.
     """
 
     num_items: gl.tensor

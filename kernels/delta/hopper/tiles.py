@@ -36,7 +36,7 @@ def load_steps(gates, row, tile, num_steps, GATED: gl.constexpr, steps=0, DOCUME
     """Return of a tile the log gates, and the roots of the strengths, which are 0 beyond the last step: [64] each.
 
     Args:
-        steps: of documents, see `DocumentTables`.
+        steps: of documents, see `DeltaSchedule`.
     """
     t = tile * 64 + gl.arange(0, 64, layout=STEP_OF_EACH_WARP)
     if DOCUMENTS:

@@ -14,13 +14,14 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from tflabench.kernels.common.launching import enqueue
 from tflabench.kernels.delta.hopper_plan import DeltaWalk, DeltaWalkShape, outputs_shape
 from tflabench.kernels.scalar.hopper.conversions import nearest, nearest_of_negative, widened
+from tflabench.kernels.scalar.hopper.documents import WalkPlaces
 from tflabench.kernels.scalar.hopper.launch import descriptor, pointers
 from tflabench.kernels.scalar.hopper.schedule import get_step
 from tflabench.kernels.scalar.hopper.tiles import ACC, ACC_COLUMN, ACC_OPERAND, VECTOR, block, send
 from tflabench.kernels.scalar.hopper.workarounds import ASSEMBLY, barrier, opaque_zero, wait_for_products
 
 from .config import DeltaWalkConfig
-from .schedule import DeltaCounts, DocumentTables, get_item_of_walk, get_items, get_schedule, get_tile, is_edge
+from .schedule import DeltaCounts, get_item_of_walk, get_items, get_schedule, get_tile, is_edge
 from .tiles import DeltaGates
 from .walk import (
     OPERAND_COLUMN,
@@ -305,7 +306,7 @@ def walk_values(
 def launch_walk(
     walk: DeltaWalk, outputs: tuple[Tensor | None, Tensor | None], inputs: tuple[Tensor, ...], *, reverse: bool,
     gates: DeltaGates, gated: bool, states: DeltaWalkStates, scale: float, parts: int,
-    tables: DocumentTables | None = None, spans: Tensor | None = None,
+    places: WalkPlaces | None = None, spans: Tensor | None = None,
 ) -> None:  # fmt: skip
     """Write o and Z, or reversed dv and D, and the state after the walk if there is room for it.
 
@@ -315,7 +316,7 @@ def launch_walk(
             states alone.
         inputs: q, k, v, or reversed do, and X.
         states: reversed their gradients, initial after segments, final before them.
-        tables: of documents, each with states of its own: outputs are added to where these begin and end.
+        places: of documents, each with states of its own: outputs are added to where these begin and end.
         spans: of segments, for a pass (`joins.spans_of`).
     """
     of_pass = outputs[0] is None
@@ -323,11 +324,11 @@ def launch_walk(
         DeltaWalkShape(parts) if reverse else outputs_shape(parts), d_qk=walk.sizes.d_qk, d_hv=walk.sizes.d_hv,
         gated=gated, reverse=reverse, states_only=of_pass, keeps_errors=not reverse and outputs[1] is not None,
         loads=states.initial is not None, stores=states.final is not None,
-        documents=tables is not None, spans=of_pass and spans is not None,
+        documents=places is not None, spans=of_pass and spans is not None,
     )  # fmt: skip
     descs = map(descriptor, (*inputs, *(inputs[2] if x is None else x for x in outputs)))
     enqueue(
         walk_values if reverse else walk_outputs, walk.programs, *descs, gates, pointers(states, gates.beta), scale,
-        DeltaCounts.of(walk, tables=tables, spans=spans if config.spans else None),
+        DeltaCounts.of(walk, places=places, spans=spans if config.spans else None),
         config=config, num_warps=4, maxnreg=128, **ASSEMBLY,
     )  # fmt: skip

@@ -429,14 +429,23 @@ def takes_documents(sizes: Sizes, device: Device, lengths: list[int], *, states:
         states: whether states go in or out.
     """
     walk = of_documents(sizes, device, len(lengths)).h
-    at_once = walk.programs // walk.pieces  # documents, of one head each
+    at_once = walk.programs // walk.pieces
+    return one_launch_pays(at_once, sizes, lengths, states=states) and (states or heads_together(held(sizes)) == 1)
+
+
+def one_launch_pays(at_once: int, sizes: Sizes, lengths: list[int], *, states: bool, longer: float = LONGER) -> bool:
+    """Return what `takes_documents` does, where programs walk over so many documents at once, of one head each.
+
+    Args:
+        longer: what documents may take of the time of one sequence.
+    """
     shared = sizes.steps * sizes.heads / at_once
     whole_tiles = sum(TILE * cdiv(length, TILE) for length in lengths) * sizes.heads / at_once
     needed = max(*lengths, whole_tiles)
     if states:
         launches = 1 + sum(a != b for a, b in pairwise(lengths))
         return launches > 1 and needed < shared + launches * STEPS_OF_LAUNCH
-    return needed <= LONGER * shared and heads_together(held(sizes)) == 1
+    return needed <= longer * shared
 
 
 def _state_pass(state: str, sizes: Sizes, cut: Segments, chip: int, *, end: bool, resumed: bool = False) -> StatePass:
