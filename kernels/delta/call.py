@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -19,6 +19,23 @@ from tflabench.kernels.types import Gate
 from .plan import WalkTiles
 
 DECAYING, CONSTANT = Gate("log_decay", "step"), Gate("fixed", "step")
+
+
+class DeltaSizes(NamedTuple):
+    """Numbers of a launch: heads, heads that share one of q and k, steps, dimensions, tiles of a chunk, factor of q.
+
+    Attributes:
+        documents: how many there are, 1 for a sequence.
+    """
+
+    heads: Any
+    sharing: Any
+    T: Any
+    d_qk: Any
+    d_hv: Any
+    chunk_tiles: Any
+    scale: Any
+    documents: Any
 
 
 class DeltaCall(NamedTuple):
@@ -58,6 +75,14 @@ class DeltaCall(NamedTuple):
     def precision(self) -> str:
         """The input_precision of products: float32 has tensor cores too, where three products make one."""
         return "tf32x3" if self.scalar.precision == "ieee" else self.scalar.precision
+
+    def sizes(self, k: Tensor, d_hv: int) -> DeltaSizes:
+        """Return the numbers of a launch that reads k, or q, (B, H or fewer, T, d_qk)."""
+        _, heads, T = self.scalar.gates.log_f.shape
+        return DeltaSizes(
+            heads, heads // k.shape[1], T, k.shape[-1], d_hv, self.scalar.plan.chunk_size // self.tiles.rows,
+            self.scalar.scale, self.places.documents if self.places else 1,
+        )  # fmt: skip
 
     def rows(self, x: Tensor) -> Rows:
         """Return what kernels take for x (B, H, T, d) (`common.rows`)."""

@@ -16,8 +16,7 @@ the way is an entry of an inverse, so keys that are alike do no harm, as they wo
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
@@ -33,34 +32,6 @@ from .call import DeltaCall
 BLOCK = tl.constexpr(16)
 # Of the products that invert: tf32 has no more digits than float16.
 PRECISIONS = {torch.bfloat16: "tf32", torch.float16: "tf32x3"}
-
-
-class InverseSizes(NamedTuple):
-    """Numbers of a launch: heads, heads that share one of q and k, steps, d_qk, factor of q."""
-
-    heads: Any
-    sharing: Any
-    T: Any
-    d_qk: Any
-    scale: Any
-
-
-@dataclass(frozen=True)
-class InverseConfig:
-    """Tell what `tile_inverses` is compiled for.
-
-    Attributes:
-        reverse: for the walk backward in time, which reads scores of q and k too.
-        rows, channels, parts: see `plan.WalkTiles`.
-        precision, of_inverse: input_precision of products with q and k, and of those that invert.
-    """
-
-    reverse: bool
-    rows: int
-    channels: int
-    parts: int
-    precision: str
-    of_inverse: str
 
 
 @triton.jit
@@ -97,18 +68,18 @@ def inverse_of(a, precision: tl.constexpr):
 
 
 @triton.jit
-def tile_inverses(q, k, gates, inverses, scores, sizes, config: tl.constexpr):
+def tile_inverses(
+    q, k, gates, inverses, scores, sizes, REVERSE: tl.constexpr,
+    ROWS: tl.constexpr, CHANNELS: tl.constexpr, PARTS: tl.constexpr, PRECISION: tl.constexpr, OF_INVERSE: tl.constexpr,
+):  # fmt: skip
     """Write the inverse of one tile of one head and, backward, scale exp(b_i - b_j) q_i . k_j for j <= i.
 
     Args:
         q, k: `rows.Rows`; q is None forward.
-        gates: `TileGates` of tiles of `rows` steps.
+        gates: `TileGates` of tiles of ROWS steps.  sizes: `DeltaSizes`.
         inverses: (B * H * tiles * parts, rows, rows); scores: (B * H * tiles, rows, rows).
+        PRECISION, OF_INVERSE: input_precision of products with q and k, and of those that invert.
     """
-    ROWS: tl.constexpr = config.rows
-    CHANNELS: tl.constexpr = config.channels
-    PARTS: tl.constexpr = config.parts
-    OF_INVERSE: tl.constexpr = config.of_inverse
     tiles = tl.cdiv(sizes.T, ROWS)
     tile, bh = tl.program_id(0) % tiles, tl.program_id(0) // tiles
     r = tl.arange(0, ROWS)
@@ -118,7 +89,7 @@ def tile_inverses(q, k, gates, inverses, scores, sizes, config: tl.constexpr):
             nothing = tl.zeros([ROWS, ROWS], tl.float32)
             for part in tl.static_range(PARTS):
                 store_matrix(inverses, nothing, matrix * PARTS + part, r, r, ROWS, ROWS)
-            if config.reverse:
+            if REVERSE:
                 store_matrix(scores, nothing, matrix, r, r, ROWS, ROWS)
             return
     c = tl.arange(0, CHANNELS)
@@ -131,16 +102,16 @@ def tile_inverses(q, k, gates, inverses, scores, sizes, config: tl.constexpr):
     exponent = (b_t[:, None] - b_t[None, :]) + (rest[:, None] - rest[None, :])
     decay = tl.exp(tl.where(together, exponent, float("-inf")))
     # [rows, channels] @ [channels, rows] -> [rows, rows]
-    a = tl.dot(k_tile, k_tile.T, input_precision=config.precision) * decay
-    a = tl.where(r[:, None] > r[None, :], a * (beta[:, None] if config.reverse else beta[None, :]), 0.0)
+    a = tl.dot(k_tile, k_tile.T, input_precision=PRECISION) * decay
+    a = tl.where(r[:, None] > r[None, :], a * (beta[:, None] if REVERSE else beta[None, :]), 0.0)
     x = inverse_of(a, OF_INVERSE)
     for part in tl.static_range(PARTS):
         rounded = x.to(k_tile.dtype)
         store_matrix(inverses, rounded, matrix * PARTS + part, r, r, ROWS, ROWS)
         x -= rounded.to(tl.float32)
-    if config.reverse:
+    if REVERSE:
         q_tile = load_rows(q, b, h, tile * ROWS + r, c, sizes.T, sizes.d_qk)
-        s = tl.dot(q_tile, k_tile.T, input_precision=config.precision) * (decay * sizes.scale)
+        s = tl.dot(q_tile, k_tile.T, input_precision=PRECISION) * (decay * sizes.scale)
         store_matrix(scores, s, matrix, r, r, ROWS, ROWS)
 
 
@@ -163,10 +134,7 @@ def of_tiles(call: DeltaCall, k: Tensor, q: Tensor | None = None) -> OfTiles:
     enqueue(
         tile_inverses, count,
         None if q is None else call.rows(q), call.rows(k), call.gates, inverses, scores,
-        InverseSizes(heads, heads // k.shape[1], T, k.shape[-1], call.scalar.scale),
-        config=InverseConfig(
-            q is not None, tiles.rows, tiles.channels, tiles.parts, call.precision,
-            PRECISIONS.get(k.dtype, call.precision),
-        ), num_warps=4, num_stages=1,
+        call.sizes(k, d_hv=0), REVERSE=q is not None, ROWS=tiles.rows, CHANNELS=tiles.channels, PARTS=tiles.parts,
+        PRECISION=call.precision, OF_INVERSE=PRECISIONS.get(k.dtype, call.precision), num_warps=4, num_stages=1,
     )  # fmt: skip
     return OfTiles(inverses, scores)

@@ -44,7 +44,7 @@ def _gradients(ctx: Any, dy: Tensor) -> Tensor:
 
 @operators.custom_op("l2_normalize", Gradients(_save_for_backward, _gradients))
 def _forward(x: Tensor) -> Tensor:
-    return _kernels().forward(x, EPSILON)
+    return _kernels().normalize(x, None, EPSILON)
 
 
 @operators.register_fake("l2_normalize")
@@ -54,7 +54,7 @@ def _fake_forward(x: Tensor) -> Tensor:
 
 @operators.custom_op("l2_normalize_backward", FIRST_ORDER)
 def _backward(dy: Tensor, x: Tensor) -> Tensor:
-    return _kernels().backward(dy, x, EPSILON)
+    return _kernels().normalize(x, dy, EPSILON)
 
 
 @operators.register_fake("l2_normalize_backward")

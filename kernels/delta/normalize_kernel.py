@@ -35,17 +35,11 @@ def normalize_rows(
     store_rows(out, y, b, h, t, c, T, d)
 
 
-def forward(x: Tensor, epsilon: float) -> Tensor:
-    """Return x (.., .., .., d) with rows divided by sqrt(sum of squares + epsilon), made as `torch.empty_like`."""
-    return _launch(x, None, epsilon)
+def normalize(x: Tensor, dy: Tensor | None, epsilon: float) -> Tensor:
+    """Return x (.., .., .., d) with rows divided by sqrt(sum of squares + epsilon), or given dy the gradient of x.
 
-
-def backward(dy: Tensor, x: Tensor, epsilon: float) -> Tensor:
-    """Return the gradient of x, made as `torch.empty_like(x)`."""
-    return _launch(x, dy, epsilon)
-
-
-def _launch(x: Tensor, dy: Tensor | None, epsilon: float) -> Tensor:
+    It is made as `torch.empty_like(x)`.
+    """
     out = torch.empty_like(x)
     written = out if out.stride(-1) == 1 else torch.empty_like(x, memory_format=torch.contiguous_format)
     batch, heads, T, d = x.shape

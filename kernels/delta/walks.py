@@ -34,23 +34,6 @@ from .inverses import OfTiles, of_tiles
 from .plan import WalkTiles
 
 
-class DeltaSizes(NamedTuple):
-    """Numbers of a launch: heads, heads that share one of q and k, steps, dimensions, tiles of a chunk, factor of q.
-
-    Attributes:
-        documents: how many there are, 1 for a sequence.
-    """
-
-    heads: Any
-    sharing: Any
-    T: Any
-    d_qk: Any
-    d_hv: Any
-    chunk_tiles: Any
-    scale: Any
-    documents: Any
-
-
 class DeltaMatrices(NamedTuple):
     """Matrices in memory, None where they are not read or written.
 
@@ -301,14 +284,9 @@ def _launch(
     call: DeltaCall, tiles: WalkTiles, walk: Any, tensors: list[Tensor], matrices: DeltaMatrices, sums: tuple[Sums, ...]
 ) -> None:
     """Launch a walk over tensors whose second last is like v, and their first like k."""
-    batch, heads, T = call.scalar.gates.log_f.shape
-    (d_qk, qk_heads), d_hv = (tensors[0].shape[-1], tensors[0].shape[1]), tensors[-1].shape[-1]
-    documents = call.places.documents if call.places else 1
-    sizes = DeltaSizes(
-        heads, heads // qk_heads, T, d_qk, d_hv, call.scalar.plan.chunk_size // tiles.rows, call.scalar.scale, documents
-    )
+    d_hv, sizes = tensors[-1].shape[-1], call.sizes(tensors[0], tensors[-1].shape[-1])
     enqueue(
-        walk, batch * heads * documents * cdiv(d_hv, tiles.columns),
+        walk, len(call.scalar.gates.log_f) * sizes.heads * sizes.documents * cdiv(d_hv, tiles.columns),
         *map(call.rows, tensors), call.gates, matrices, *sums, sizes,
         config=DeltaConfig(
             matrices.before is not None, call.places is not None, call.precision,

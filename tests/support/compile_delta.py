@@ -61,8 +61,8 @@ def launches(
         o, last, saved = kernels.forward(inputs, options)
         kernels.backward(o, last, inputs, saved, options)
         if kernels is chunkwise:
-            normalize_kernel.forward(q, EPSILON)
-            normalize_kernel.backward(q, q, EPSILON)
+            normalize_kernel.normalize(q, None, EPSILON)
+            normalize_kernel.normalize(q, q, EPSILON)
     return caught
 
 
