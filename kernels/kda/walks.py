@@ -25,11 +25,11 @@ from torch import Tensor
 from tflabench.kernels.common.cover import cdiv
 from tflabench.kernels.common.launching import enqueue
 from tflabench.kernels.common.rows import load_matrix, load_rows, load_vector, rows, store_matrix, store_rows
+from tflabench.kernels.delta.call import DeltaSizes
 from tflabench.kernels.delta.plan import WalkTiles
 from tflabench.kernels.delta.walks import (
     DeltaConfig,
     DeltaMatrices,
-    DeltaSizes,
     place_of_walk,
     solved,
     start_of_walk,
