@@ -6,6 +6,7 @@ import ast
 import os
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,12 @@ FORBIDDEN = {
 }
 
 
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@cache
 def modules() -> list[tuple[str, Path]]:
     """Every module of the package by import name, through the links to kernels/ and baselines/."""
     found = []
@@ -76,6 +83,7 @@ def modules() -> list[tuple[str, Path]]:
     return sorted(found)
 
 
+@cache
 def imports(path: Path, name: str) -> set[str]:
     """Everything the file imports, wherever it does, type-checking blocks left out."""
     names: set[str] = set()
@@ -97,7 +105,7 @@ def imports(path: Path, name: str) -> set[str]:
         for child in ast.iter_child_nodes(node):
             visit(child)
 
-    visit(ast.parse(path.read_text()))
+    visit(tree(path))
     return names
 
 
@@ -174,7 +182,7 @@ def test_nothing_compares_with_the_name_of_a_family_or_gate():
     for module, path in modules():
         if any(within(module, prefix) for prefix in defining):
             continue
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(tree(path)):
             sides: list[ast.expr | ast.pattern] = (
                 [node.left, *node.comparators] if isinstance(node, ast.Compare) else []
             )
