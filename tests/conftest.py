@@ -24,16 +24,22 @@ if not torch.cuda.is_available():
 
 # Files that take half a minute. They start first, so that no worker waits for the last of them.
 LONG = (
-    "test_hopper_source.py",
     "test_on_ray.py",
+    "test_hopper_source.py",
     "test_hopper_compile.py",
     "test_compile.py",
+    "test_delta_compile.py",
+    "test_gla_compile.py",
     "test_chunkwise_operator.py",
     "test_documents.py",
+    "test_tfla.py",
+    "test_gla.py",
+    "test_linear_rnns.py",
     "test_integrations.py",
     "test_docs.py",
-    "test_tfla.py",
     "test_sweep.py",
+    "test_model.py",
+    "test_pages.py",
 )
 
 
