@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -31,6 +31,7 @@ from tflabench.theory.held_out import TABLE, ModelError
 from tflabench.theory.launches import Algorithm, Chip, Modelled
 
 SHORTEST, LONGEST = 1e-8, 1e-5  # seconds between which a round trip is looked for
+MANY_TOKENS = 32768  # of a call: terms of the model were chosen on rows of as many and more, none on rows of fewer
 PRECISION = 1e-3  # relative, to which it is fitted
 
 
@@ -92,7 +93,8 @@ def judge(folders: Iterable[Results]) -> tuple[list[JudgedRow], Counter[str]]:
                 continue
             seen.add(key)
             kernel = impl.modelled if (impl := registry.find(row.implementation)) else None
-            if kernel is None or row.chunk_size is None or row.dtype not in ("bfloat16", "float16"):
+            on_one = not row.ranks and row.dtype in ("bfloat16", "float16")
+            if kernel is None or row.chunk_size is None or not on_one:
                 others[row.implementation] += 1
                 continue
             if not registry.is_current(row.implementation, row.kernel_version):
@@ -121,9 +123,13 @@ def errors_by_gpu(judged: Iterable[JudgedRow]) -> list[ModelError]:
     judged = list(judged)
     by_point: dict[str, list[JudgedRow]] = {}
     parts: dict[tuple[str, Algorithm], list[JudgedRow]] = {}
+    few: dict[tuple[str, Algorithm], list[float]] = defaultdict(list)
     for row in judged:
         by_point.setdefault(row.point, []).append(row)
-        parts.setdefault((row.gpu.name, row.kernel.algorithm), []).append(row)
+        if row.problem.tokens < MANY_TOKENS:
+            few[row.gpu.name, row.kernel.algorithm].append(row.error)
+        else:
+            parts.setdefault((row.gpu.name, row.kernel.algorithm), []).append(row)
     errors = []
     for (gpu, algorithm), part in sorted(parts.items(), key=lambda item: item[0]):
         middle, worst = median_and_worst(row.error for row in part)
@@ -136,7 +142,7 @@ def errors_by_gpu(judged: Iterable[JudgedRow]) -> list[ModelError]:
             ModelError(
                 gpu, algorithm, len(part), round(middle, 4), round(worst, 4), gpu != FITTED_GPU, len(groups),
                 median_size(median(group) for group in groups.values()), by_rule,
-                median_size(row.error for row, _ in rule),
+                median_size(row.error for row, _ in rule), len(few[gpu, algorithm]), median_size(few[gpu, algorithm]),
             )
         )  # fmt: skip
     return errors

@@ -39,11 +39,12 @@ def test_only_rows_that_the_model_describes_are_judged_and_others_counted(tmp_pa
         row("tfla_sig_xl", None, seq_len=512),  # no time
         row("tfla_sig_xl", dtype="float32", seq_len=1024),
         row("hopper_sig", kernel_version=0),
+        row("tfla_sig_xl", ranks=2),
         row("sdpa"),
     ]
     rows, counts = judge([read_results(write(tmp_path, [*ROWS, *others]))])
     assert len(rows) == len(ROWS)
-    assert counts == Counter({"tfla_sig_xl": 1, "hopper_sig, an older version": 1, "sdpa": 1})
+    assert counts == Counter({"tfla_sig_xl": 2, "hopper_sig, an older version": 1, "sdpa": 1})
 
 
 def test_a_point_that_a_device_measured_twice_counts_once(tmp_path):
@@ -68,10 +69,11 @@ def test_errors(tmp_path):
     assert first.error == 0.25
     assert median_and_worst([0.1, -0.4, 0.2]) == (0.2, -0.4)
     assert median_and_worst([0.1, -0.3]) == (pytest.approx(0.2), -0.3)
-    (error,) = errors_by_gpu([first, replace(first, measured=5.0)])
+    short = replace(first, measured=10.0, problem=first.problem.with_(batch=1))
+    (error,) = errors_by_gpu([first, replace(first, measured=5.0), short])
     assert asdict(error) == {
         "gpu": "H200 SXM", "algorithm": "tfla", "rows": 2, "median": 0.375, "worst": -0.5, "held_out": False,
-        "groups": 1, "of_groups": 0.125, "by_rule": None, "beside_rule": None,
+        "groups": 1, "of_groups": 0.125, "by_rule": None, "beside_rule": None, "few": 1, "of_few": 0.75,
     }  # fmt: skip
 
 

@@ -33,6 +33,8 @@ class ModelError:
         by_rule: median error of a rule instead: the time that another GPU takes for the same point, times the ratio of
             their bandwidths; None without such rows.
         beside_rule: median error of the model on the same rows.
+        few: rows of fewer tokens than any on which a term was chosen, which are none of the others.
+        of_few: median error on them.
     """
 
     gpu: str
@@ -45,6 +47,8 @@ class ModelError:
     of_groups: float | None = None
     by_rule: float | None = None
     beside_rule: float | None = None
+    few: int = 0
+    of_few: float | None = None
 
 
 @cache
