@@ -15,7 +15,7 @@ import functools
 import json
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from itertools import accumulate, pairwise, product
 from typing import Any, NamedTuple, cast
 
@@ -53,17 +53,13 @@ def check_group(group: object, device: torch.device) -> None:
         raise ValueError("group has the backend gloo: it must have NCCL for tensors on a GPU")
 
 
-def checks(group: object) -> AbstractContextManager[None]:
-    """Return a context for checks of arguments: what is raised in it becomes an error on all ranks of the group."""
-    return nullcontext() if group is None else _refusals_shared(group)
-
-
 @contextmanager
-def _refusals_shared(group: object) -> Iterator[None]:
+def checks(group: object) -> Iterator[None]:
+    """Make what checks of arguments raise within the block an error on all ranks of the group, if there is one."""
     try:
         yield
     except (TypeError, ValueError) as error:
-        if isinstance(group, dist.ProcessGroup):
+        if dist.is_available() and isinstance(group, dist.ProcessGroup):
             with suppress(ValueError):
                 agreement_of(group).lengths(0, {"refuses": str(error)[:LONGEST]})
         raise
