@@ -230,11 +230,12 @@ def test_sweeps_of_other_axes_at_one_length_make_no_figures_of_their_own():
     ]
     over_l = [row(heads=8, d_hv=512, d_qk=256, chunk_size=size) for size in (64, 128, 1024)]
     alone = row("tfla_exp_xl", seq_len=4096, batch=16)
-    frame = framed([*over_t, *over_d, *over_l, alone])
+    without_curves = row("tfla_exp_xl", seq_len=4096, batch=16, **{"pass": "fwbw"})
+    frame = framed([*over_t, *over_d, *over_l, alone, without_curves])
     curves = {axis: facets.split(frame, axis) for axis in ("seq_len", "chunk_size")}
     (over_lengths,), (over_sizes,) = curves.values()
     points = {row.point for row in [*over_t, alone]}
-    assert set(over_lengths.rows["point"]) == points, "one point of its own may stand beside curves"
+    assert set(over_lengths.rows["point"]) == points, "one point of its own may stand beside curves of its pass"
     assert {row.point for row in over_l} <= set(over_sizes.rows["point"])
     assert set(over_sizes.rows["seq_len"]) == {8192}
 

@@ -86,7 +86,7 @@ def split(rows: Rows, axis: str) -> list[Slice]:
 def _of_curves(rows: Rows, axis: str) -> Rows:
     """Return the rows of curves over `axis`, and those of implementations without one that fit to them.
 
-    A point fits to a curve of its embedding and dtype that has a point at the same sequence length, if it is
+    A point fits to a curve of its pass, embedding and dtype that has a point at the same sequence length, if it is
     the only one of its implementation there.
     """
     varying = {axis, "chunk_asked" if axis == "chunk_size" else "chunk_size", *FOLLOWING.get(axis, ())}
@@ -95,9 +95,9 @@ def _of_curves(rows: Rows, axis: str) -> Rows:
     curve = values > 1
     if not curve.any():
         return rows
-    place = (rows["heads"] * rows["d_hv"], rows["dtype"], rows["seq_len"])
+    place = (rows["pass"], rows["heads"] * rows["d_hv"], rows["dtype"], rows["seq_len"])
     places = pd.Series(list(zip(*place, strict=True)), index=rows.index)
-    alone = places.groupby([rows["implementation"], rows["pass"], places]).transform("size") == 1
+    alone = places.groupby([rows["implementation"], places]).transform("size") == 1
     single = ~rows["implementation"].isin(rows.loc[curve, "implementation"]) & places.isin(places[curve]) & alone
     return rows[curve | single]
 
