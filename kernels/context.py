@@ -94,7 +94,9 @@ class Agreement:
         self.group = group
         with _answers_expected():
             self._messages: Any = dist.ProcessGroupGloo(store, group.rank(), group.size(), timeout)
-        self._sent: dict[str, tuple[Tensor, int] | None] = {}  # what each call sends, of those agreed on
+        self._sent: dict[
+            str, tuple[Tensor, int] | None
+        ] = {}  # what each call of sequences sends, if all have agreed on it
         self._work: Any = None
 
     def lengths(self, T: int, call: dict[str, Any], *, of_documents: bool = True) -> list[int]:
@@ -109,7 +111,7 @@ class Agreement:
             RuntimeError: a rank does not answer.
         """
         self.settle()
-        self._call = json.dumps(call)
+        self._call, self._of_documents = json.dumps(call), of_documents
         self._ahead = not of_documents and self._call in self._sent
         said = f"{T} {int(self._ahead)} {self._call}".ljust(MESSAGE).encode()
         self._answers = torch.empty((self.group.size(), MESSAGE), dtype=torch.uint8)
@@ -128,7 +130,8 @@ class Agreement:
         answers = [row.numpy().tobytes().decode().rstrip().split(" ", 2) for row in self._answers]
         wrong = _difference([call for _, _, call in answers])
         if wrong is None:
-            self._sent.setdefault(self._call)
+            if not self._of_documents:
+                self._sent.setdefault(self._call)
             return [int(T) for T, _, _ in answers]
         like, elements = next((self._sent[call] for _, ahead, call in answers if int(ahead)), None) or (None, 0)
         if like is not None and not self._ahead:
@@ -137,7 +140,7 @@ class Agreement:
 
     def gathered(self, flat: Tensor, *, first: bool) -> Tensor:
         """Return such a vector of every rank, (ranks, elements); `first`: it is the first of a call."""
-        if first:
+        if first and self._call in self._sent:
             self._sent[self._call] = flat.new_empty(0), flat.numel()
         return self._all_gather(flat)
 
