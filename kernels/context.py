@@ -94,9 +94,7 @@ class Agreement:
         self.group = group
         with _answers_expected():
             self._messages: Any = dist.ProcessGroupGloo(store, group.rank(), group.size(), timeout)
-        self._sent: dict[
-            str, tuple[Tensor, int] | None
-        ] = {}  # what each call of sequences sends, if all have agreed on it
+        self._sent: dict[str, tuple[Tensor, int] | None] = {}  # by each call of sequences that all had
         self._work: Any = None
 
     def lengths(self, T: int, call: dict[str, Any], *, of_documents: bool = True) -> list[int]:
