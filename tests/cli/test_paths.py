@@ -79,7 +79,6 @@ def test_plots_of_several_folders_lie_beside_the_rows_or_below_out():
 
 # Commands that write one file -> what it is called in a folder.
 ONE_FILE = {
-    ("compare", "rows", "rows"): "compare.png",
     ("report", "rows"): "report.html",
     ("roofline", "--gpu", "H200"): "roofline.png",
 }

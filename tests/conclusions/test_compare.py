@@ -24,9 +24,7 @@ from tflabench.conclusions.compare import (
     threshold_of,
 )
 from tflabench.conclusions.ratio import comparable, fastest, questions
-from tflabench.figures import ratios
-from tflabench.figures.model import Curve
-from tflabench.rows.load import find_results, read_results
+from tflabench.rows.load import find_results
 from tflabench.rows.spread import SHOWN
 
 runner = CliRunner()
@@ -333,32 +331,6 @@ def test_two_implementations_that_are_apart_have_no_ratio(tmp_path, of_ours, of_
     found = json.loads(compare(*arguments, "--json", code=1).stdout)
     assert [(point["seq_len"], point["ratio"]) for point in found["points"]] == [(512, 3.0)]
     assert (found["only_a"], found["only_b"]) == ([apart[0].point], [apart[1].point])
-
-
-def test_the_plot_has_the_ratios_over_what_was_swept(tmp_path):
-    lengths = [512, 1024, 2048]
-    a = write(tmp_path / "a", [row(seq_len=n, pass_=p) for n in lengths for p in ("fw", "fwbw")])
-    b = write(tmp_path / "b", [row(seq_len=n, ms=n / 1024, pass_=p) for n in lengths for p in ("fw", "fwbw")])
-    out = tmp_path / "plots" / "ratios.png"
-    compare(a, b, "--out", out, code=1)
-    assert out.read_bytes().startswith(b"\x89PNG")
-
-    found = comparison.compare(match_points(read_results(a).rows, read_results(b).rows), Tolerance())
-    (figure,) = ratios.draw(found, ("a", "b"), ({}, {}), "ratios")
-    assert figure.stem == "ratios"
-    assert figure.title == "Runtime of B over A: B = b, A = a"
-    (curve,) = [item for item in figure.panels[0].items if isinstance(item, Curve)]
-    assert list(curve.y) == pytest.approx([0.5, 1.0, 2.0])
-    assert [panel.title.partition(";")[0] for panel in figure.panels] == ["forward", "forward + backward"]
-
-
-def test_a_plot_of_two_chunk_sizes_has_neither_in_its_setting():
-    ours, theirs = (
-        [row(name, seq_len=n, chunk_size=L) for n in (8, 16)] for name, L in (("tfla_sig_xl", 64), ("x", 80))
-    )
-    found = comparison.compare(match_implementations(ours, theirs), Tolerance())
-    (figure,) = ratios.draw(found, ("a", "b"), ({}, {}), "ratios")
-    assert "80" not in figure.setting
 
 
 @pytest.mark.parametrize(

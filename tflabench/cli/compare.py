@@ -13,12 +13,12 @@ import typer
 from tflabench.cli.common import app
 from tflabench.cli.common.console import RenderableType, emit, stderr
 from tflabench.cli.common.options import MOST_CHOICES, Json, option
-from tflabench.cli.common.paths import ROWS, out_file
+from tflabench.cli.common.paths import ROWS
 from tflabench.conclusions.tables import FittedTable, TableColumn
 from tflabench.problem import InputError
 
 if TYPE_CHECKING:
-    from tflabench.conclusions.compare import Judgement, Match, Side
+    from tflabench.conclusions.compare import Judgement, Match
     from tflabench.rows.schema import Row
 
 LARGEST_THRESHOLD = 100.0  # times
@@ -47,7 +47,6 @@ def compare(
     threshold: GivenThreshold = None,
     min_samples: MinSamples = None,
     allow_throttled: AllowThrottled = False,
-    out: Annotated[Path | None, out_file("compare.png", "nothing is drawn")] = None,
     json_: Json = False,
 ) -> None:
     """Match two results folders (or two implementations) point by point; exit code 1 where B is a regression.
@@ -71,32 +70,19 @@ def compare(
     for line in _warnings(differing):
         note.print(line, style="bold yellow")
     judgement = comparison.compare(matched(side_a, side_b, inside), tolerance)
-    files = _draw(judgement, side_a, side_b, out) if out else []
     document = {
         "a": {"name": side_a.name, **side_a.conditions},
         "b": {"name": side_b.name, **side_b.conditions},
         "differences": {name: {"a": in_a, "b": in_b} for name, (in_a, in_b) in differing.items()},
         "rules": asdict(tolerance),
         **_as_json(judgement),
-        "files": [str(file) for file in files],
     }
     emit(document, _text(judgement, f"A = {a}, B = {b}"), json_)
     if not allow_throttled and any("throttled" in (match.reason or "") for match in judgement.matches):
         note.print("Rows measured while the GPU held its clock back are ambiguous; --allow-throttled judges them too.")
-    for file in files:
-        note.print(f"wrote {file}")
     if judgement.regressions:
         note.print(_worst(judgement), style="bold red")
         raise typer.Exit(1)
-
-
-def _draw(judgement: Judgement, side_a: Side, side_b: Side, out: Path) -> list[Path]:
-    """Draw the ratios, and return the files."""
-    from tflabench.figures import ratios
-    from tflabench.figures.files import write_figure
-
-    drawn = ratios.draw(judgement, (side_a.name, side_b.name), (side_a.runs, side_b.runs), out.stem)
-    return [file for figure in drawn for file in write_figure(figure, out.with_stem(figure.stem))]
 
 
 def _worst(judgement: Judgement) -> str:

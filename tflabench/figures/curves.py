@@ -241,13 +241,9 @@ def keys(chart: Chart, panels: Sequence[Panel]) -> tuple[Key, ...]:
     hollow = any(isinstance(item, Curve) and any(item.hollow) for panel in panels for item in panel.items)
     if hollow and (why := flags(rows[rows["implementation"].isin(chart.names)], chart.quantity)):
         entries.append(Key(" or ".join(why), Ink(DARK_GREY, "circle"), "hollow"))
-    return (*entries, *key_of_crosses(panels))
-
-
-def key_of_crosses(panels: Sequence[Panel]) -> tuple[Key, ...]:
-    """Return the legend entry of crosses, where panels have any."""
-    crossed = any(isinstance(item, Cross) for panel in panels for item in panel.items)
-    return (Key("no time", Ink(DARK_GREY), "cross"),) if crossed else ()
+    if any(isinstance(item, Cross) for panel in panels for item in panel.items):
+        entries.append(Key("no time", Ink(DARK_GREY), "cross"))
+    return tuple(entries)
 
 
 def _has_bounds(panels: Sequence[Panel]) -> bool:
