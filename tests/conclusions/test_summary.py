@@ -10,7 +10,7 @@ from rich.console import Console
 from synthetic import APART, IN_FULL, IN_PART, row
 
 from tflabench.conclusions.ratio import ratio
-from tflabench.conclusions.summary import Swept, changes, closing, contests, ending
+from tflabench.conclusions.summary import changes, closing, contests, ending
 from tflabench.rows import spread
 from tflabench.rows.schema import Row
 
@@ -21,7 +21,7 @@ def said(rows: list[Row], width: int = 160, full: bool = False) -> str:
     """Return what a console shows at the end of a sweep with these rows."""
     console = Console(file=io.StringIO(), width=width)
     files = [FOLDER / "rows.csv", FOLDER / "figures" / "runtime.png"]
-    console.print(ending(Swept(rows, files, f"tflabench plot {FOLDER}"), full))
+    console.print(ending(rows, files, f"tflabench plot {FOLDER}", full=full))
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 

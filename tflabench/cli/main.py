@@ -2,26 +2,12 @@
 
 from __future__ import annotations
 
-from tflabench.cli import (  # noqa: F401
-    advise,
-    cache,
-    calibrate,
-    claims,
-    compare,
-    gpus,
-    list_,
-    model,
-    optimal_chunk,
-    plot,
-    profile,
-    report,
-    reproduce,
-    roofline,
-    rows,
-    sweep,
-    theory,
-    time_,
-    transfer,
-    verify,
-)
+from importlib import import_module
+from pkgutil import iter_modules
+
+from tflabench import cli
 from tflabench.cli.common.app import app as app
+
+for _module in iter_modules(cli.__path__):
+    if _module.name != "main":
+        import_module(f"tflabench.cli.{_module.name}")

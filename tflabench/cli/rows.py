@@ -46,9 +46,9 @@ def merge(
         if results.folder.resolve() == target.resolve():
             raise InputError(f"{results.folder} is what is to be added to: SOURCE must be another folder than --into")
     for results, target in pairs:
-        merged = upkeep.merge(results, target)
-        left = f", {merged.kept} left out for what was there" if merged.kept else ""
-        print(f"{target}: {merged.new} new points, {merged.replaced} measured again{left}, from {results.folder}")
+        new, replaced, kept = upkeep.merge(results, target)
+        left = f", {kept} left out for what was there" if kept else ""
+        print(f"{target}: {new} new points, {replaced} measured again{left}, from {results.folder}")
 
 
 @rows.command()

@@ -189,7 +189,7 @@ def _target(devices: Devices) -> tuple[Target, str]:
 
 def _end(measured: Measured, form: str, *, full: bool, plots: bool, resume: bool) -> None:
     """Draw the figures where they are wanted, and print what was measured."""
-    from tflabench.conclusions.summary import Swept, ending
+    from tflabench.conclusions.summary import ending
     from tflabench.rows.table import listing
 
     files, undrawn = measured.files, None
@@ -218,8 +218,8 @@ def _end(measured: Measured, form: str, *, full: bool, plots: bool, resume: bool
             (measured.left, "--stop-after 0"),
         ]
         for_all = " ".join(option for needed, option in again if needed)
-        swept = Swept(measured.rows, files, redraw, measured.left, for_all, measured.before)
-        stdout().print(ending(swept, full))
+        rest = {"left": measured.left, "for_all": for_all, "before": measured.before}
+        stdout().print(ending(measured.rows, files, redraw, **rest, full=full))
     if undrawn:
         raise undrawn
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from math import exp, isfinite, log
 from pathlib import Path
 from statistics import median
@@ -83,11 +82,19 @@ def closing(rows: Sequence[Row]) -> str | None:
     return f"{PASS_TITLES[best.pass_]}, {size(best)}: {'; '.join(parts)}" if parts else None
 
 
-@dataclass(frozen=True)
-class Swept:
-    """The results of a sweep, for the text at its end.
+def ending(
+    rows: Sequence[Row],
+    files: Iterable[Path],
+    redraw: str,
+    *,
+    left: int = 0,
+    for_all: str = "--full",
+    before: Mapping[str, Row] = {},
+    full: bool = False,
+) -> RenderableType:
+    """Return what a sweep says at its end: the largest problems and most failures, or all of them if `full`.
 
-    Attributes:
+    Args:
         rows: of all its points.
         files: that it wrote.
         redraw: the command that draws its figures again.
@@ -95,40 +102,29 @@ class Swept:
         for_all: the options that, added to its command, show every problem and failure and measure nothing.
         before: the rows that its points had, by point.
     """
-
-    rows: Sequence[Row]
-    files: Sequence[Path]
-    redraw: str
-    left: int = 0
-    for_all: str = "--full"
-    before: Mapping[str, Row] = field(default_factory=dict[str, Row])
-
-
-def ending(swept: Swept, full: bool = False) -> RenderableType:
-    """Return what a sweep says at its end: the largest problems and most failures, or all of them if `full`."""
-    groups = contests(swept.rows)
+    groups = contests(rows)
     shown = groups if full else groups[-MOST_PROBLEMS:]
-    failures = _failures(swept.rows)
+    failures = _failures(rows)
     listed = failures if full else failures[:MOST_FAILURES]
-    ok = sum(row.status == "ok" for row in swept.rows)
-    counts = Counter(row.status for row in swept.rows)
-    remaining = f", {swept.left} left: the same command measures them" if swept.left else ""
+    ok = sum(row.status == "ok" for row in rows)
+    counts = Counter(row.status for row in rows)
+    remaining = f", {left} left: the same command measures them" if left else ""
     failed = ", ".join(f"{counts[status]} {status}" for status in GRAVEST if counts[status])
     parts: list[RenderableType] = []
     if shown:
-        parts += _fastest(shown, len(groups), swept.rows)
+        parts += _fastest(shown, len(groups), rows)
         if any(row.throttled for group in shown for row in group):
             parts.append(Text(f"{THROTTLED} the GPU held its clock back: a ratio of such a time is a bound, or none"))
         parts.append("")
-    parts.append(Text(f"{ok} of {len(swept.rows)} points measured{remaining}{failed and f'; {failed}'}", "bold"))
-    since = changes(swept.before, swept.rows)
-    parts += [Text(f"  {line}") for line in (*listed, *(since if full else since[-MOST_CHANGES:]), *notes(swept.rows))]
-    if files := Counter(file.parent for file in swept.files):
-        written = (f"{folder}/ ({count} file{'s' * (count > 1)})" for folder, count in files.items())
+    parts.append(Text(f"{ok} of {len(rows)} points measured{remaining}{failed and f'; {failed}'}", "bold"))
+    since = changes(before, rows)
+    parts += [Text(f"  {line}") for line in (*listed, *(since if full else since[-MOST_CHANGES:]), *notes(rows))]
+    if folders := Counter(file.parent for file in files):
+        written = (f"{folder}/ ({count} file{'s' * (count > 1)})" for folder, count in folders.items())
         parts.append(Text(f"written: {plain(', '.join(written))}"))
-    parts.append(Text(f"draw again: {plain(swept.redraw)}"))
+    parts.append(Text(f"draw again: {plain(redraw)}"))
     if len(shown) < len(groups) or len(listed) < len(failures):
-        parts.append(Text(f"all {len(groups)} problems and kinds of failure: add {swept.for_all}"))
+        parts.append(Text(f"all {len(groups)} problems and kinds of failure: add {for_all}"))
     return Group(*parts)
 
 

@@ -7,7 +7,6 @@ whatever adds rows unpacks it first. People look at times.csv, which has the col
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
 from pathlib import Path
 
 from tflabench.problem import InputError
@@ -23,19 +22,13 @@ READABLE = [
 ]  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Merged:
-    """Counts of points that `merge` added, measured again, and left out because what was there counts."""
-
-    new: int
-    replaced: int
-    kept: int
-
-
-def merge(results: Results, folder: Path) -> Merged:
+def merge(results: Results, folder: Path) -> tuple[int, int, int]:
     """Add rows to another folder: of a point that both have, what was measured last, but a time before any failure.
 
     The runs behind the rows that are added are described as they were.
+
+    Returns:
+        How many points were added, measured again, and left out because what was there counts.
 
     Raises:
         InputError: the folder cannot be written, or it would hold rows of two devices.
@@ -61,7 +54,7 @@ def merge(results: Results, folder: Path) -> Merged:
         if run_id in results.runs:
             into.describe_run(run_id, results.runs[run_id])
     into.export()
-    return Merged(new, replaced, kept)
+    return new, replaced, kept
 
 
 def _counts(row: Row) -> tuple[bool, str]:
