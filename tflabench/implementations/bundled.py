@@ -50,7 +50,7 @@ from tflabench.kernels.scalar.plan import hopper_shapes
 from tflabench.kernels.scalar.plan import tfla as tfla_plan
 from tflabench.kernels.types import RETENTION, SIMPLE_GLA, ForgetOf, Gate, Gating
 from tflabench.problem import Problem, one_of
-from tflabench.theory import fused, fused_delta, fused_gla, fused_kda, linear_attention
+from tflabench.theory import fused, fused_walks, linear_attention
 from tflabench.theory.call_cost import call_cost
 from tflabench.theory.cost import DEFAULT_CHUNK_SIZE, Cost
 from tflabench.theory.launches import Modelled, sizes
@@ -314,7 +314,7 @@ def fused_gla_workspace_bytes(problem: Problem) -> float:
     """Return the workspace of these: scores of tiles that close, and backward what gradients of gates are made of."""
     p = problem
     of_step = gla_hopper_plan.TILE * p.element_bytes
-    terms = (p.pass_ == "fwbw") * gla_hopper_plan.LARGEST_D_QK * fused_gla.FLOAT
+    terms = (p.pass_ == "fwbw") * gla_hopper_plan.LARGEST_D_QK * fused_walks.FLOAT
     return p.batch * p.heads * p.seq_len * float(of_step + terms)
 
 
@@ -489,7 +489,7 @@ SCALAR = {
 }
 CHANNEL_GATES = {
     "hopper": _fused(
-        lambda _, problem: fused_delta.summed(problem, fused_gla.launches(problem)),
+        lambda _, problem: fused_walks.summed(problem, fused_walks.gla_launches(problem)),
         partial(refuse_walks, gla_hopper_plan.refuses_sizes), "fused_gla", fused_gla_workspace_bytes,
     ),
     "tfla": _triton(tiling.refuses_sizes, "gla", gla_chunk_size, gla_shared_bytes, gla_workspace_bytes),
@@ -497,7 +497,7 @@ CHANNEL_GATES = {
 }  # fmt: skip
 DELTA = {
     "hopper": _fused(
-        lambda op, problem: fused_delta.summed(problem, fused_delta.launches(problem, op.counts)),
+        lambda op, problem: fused_walks.summed(problem, fused_walks.delta_launches(problem, op.counts)),
         partial(refuse_walks, hopper_plan.refuses_sizes, dtypes=hopper_plan.DTYPES), "fused_delta",
         fused_delta_workspace_bytes,
     ),
@@ -506,7 +506,7 @@ DELTA = {
 }  # fmt: skip
 KIMI = {
     "hopper": _fused(
-        lambda _, problem: fused_delta.summed(problem, fused_kda.launches(problem)),
+        lambda _, problem: fused_walks.summed(problem, fused_walks.kda_launches(problem)),
         partial(refuse_walks, hopper_plan.refuses_sizes), "fused_kda", fused_kda_workspace_bytes,
     ),
     "tfla": _triton(kda_plan.refuses_sizes, "kda", gla_chunk_size, kda_shared_bytes, kda_workspace_bytes),

@@ -17,7 +17,7 @@ from tflabench.kernels.delta import hopper_plan
 from tflabench.kernels.delta.gating import DELTA_NET, GATED_DELTA_NET
 from tflabench.kernels.delta.hopper import backward_dqk, chunkwise
 from tflabench.problem import Problem
-from tflabench.theory import fused_delta
+from tflabench.theory import fused_walks
 
 NAMES = {"make_inverses": "inverses", "walk_outputs": "o", "walk_values": "dv", "walk_queries_keys": "dq, dk"}
 
@@ -45,9 +45,9 @@ def test_launches_move_what_is_counted(d_qk: int, d_hv: int, pass_: Any, gate: A
         NAMES[kernel.__name__]: bytes_of(args) + of_gates for kernel, args, _ in caught if kernel.__name__ in NAMES
     }
     name = "gated_delta_net" if gate.gated else "delta_net"
-    counted = {launch: x.bytes * 2 * 3 * 256 for launch, x in fused_delta.launches(problem, name).items()}
+    counted = {launch: x.bytes * 2 * 3 * 256 for launch, x in fused_walks.delta_launches(problem, name).items()}
     if pass_ == "fwbw":
-        of_sums = fused_delta.SUMS * beta.nbytes  # written by the walk, read by the kernel of the gates
+        of_sums = fused_walks.SUMS * beta.nbytes  # written by the walk, read by the kernel of the gates
         moved |= {"dq, dk": moved["dq, dk"] + of_sums, "gates": of_sums + 2 * of_gates}
     assert moved == counted
 

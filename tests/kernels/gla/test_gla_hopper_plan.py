@@ -17,7 +17,7 @@ from tflabench.kernels.gla import hopper_plan
 from tflabench.kernels.gla.gating import GLA
 from tflabench.kernels.gla.hopper import chunkwise, gates
 from tflabench.problem import Problem
-from tflabench.theory import fused_gla
+from tflabench.theory import fused_walks
 
 
 @pytest.mark.parametrize("pass_", ["fw", "fwbw"])
@@ -36,7 +36,7 @@ def test_launches_move_what_is_counted(pass_: Any, monkeypatch: pytest.MonkeyPat
         if pass_ == "fwbw":
             chunkwise.backward(o, None, inputs, saved, options)
     moved: dict[str, int] = {}
-    terms = 2 * 3 * 256 * 128 * fused_gla.FLOAT
+    terms = 2 * 3 * 256 * 128 * fused_walks.FLOAT
     for kernel, args, named in caught:
         if kernel.__name__ in ("make_operands", "add_pairs_of_tiles") or named["config"].exact:
             continue
@@ -44,7 +44,7 @@ def test_launches_move_what_is_counted(pass_: Any, monkeypatch: pytest.MonkeyPat
         name = ("dv" if reverse else "o") if of_columns else ("dk" if reverse else "dq")
         tensors = {id(x.base): x.base for x in args if isinstance(x, TensorDescriptor)}
         moved[name] = sum(x.nbytes for x in tensors.values()) + (0 if of_columns else terms)
-    assert moved == {name: x.bytes * 2 * 3 * 256 for name, x in fused_gla.launches(problem).items()}
+    assert moved == {name: x.bytes * 2 * 3 * 256 for name, x in fused_walks.gla_launches(problem).items()}
 
 
 @pytest.mark.parametrize(

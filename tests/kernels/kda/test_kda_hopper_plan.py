@@ -14,7 +14,7 @@ from tflabench.kernels.common.contract import Arguments, KernelOptions
 from tflabench.kernels.kda.gating import KDA
 from tflabench.kernels.kda.hopper import chunkwise
 from tflabench.problem import Problem
-from tflabench.theory import fused_kda
+from tflabench.theory import fused_walks
 
 NAMES = {
     "make_operands": "operands", "walk_outputs_of_channels": "o", "walk_values_of_channels": "dv",
@@ -44,7 +44,7 @@ def test_launches_move_what_is_counted(d_qk: int, pass_: Any) -> None:
     moved["operands"] += beta.nbytes + of_decays
     if pass_ == "fwbw":
         moved["dq, dk, dg"] += 2 * beta.nbytes
-    assert moved == {name: x.bytes * 2 * 3 * 256 for name, x in fused_kda.launches(problem).items()}
+    assert moved == {name: x.bytes * 2 * 3 * 256 for name, x in fused_walks.kda_launches(problem).items()}
 
 
 def test_what_the_bench_does_not_run_is_said_in_a_line() -> None:
