@@ -79,7 +79,6 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     from tflabench.kernels.common import device
     from tflabench.kernels.common.sizes import Device
 
-    monkeypatch.setattr(device, "architecture", lambda _: 90)
     monkeypatch.setattr(device, "figures", lambda _: Device(90, 132))
     monkeypatch.setattr(backends, "_has_tensor_cores", lambda device: True)
     with FakeTensorMode():

@@ -15,39 +15,16 @@ from tflabench.kernels.common.tiling import DTYPES
 
 
 @cache
-def architecture(device: torch.device) -> int:
-    """Return the compute capability as in sm_90; Triton's interpreter has no GPU, and takes that of `USUAL`."""
-    if device.type != "cuda":
-        return USUAL.architecture
-    major, minor = torch.cuda.get_device_capability(device)
-    return 10 * major + minor
-
-
-@cache
-def multiprocessors(device: torch.device) -> int:
-    """Return how many multiprocessors this device has, those of `USUAL` where there is none."""
-    if device.type != "cuda":
-        return USUAL.multiprocessors
-    cuda: Any = torch.cuda
-    return cuda.get_device_properties(device).multi_processor_count
-
-
-@cache
-def bandwidth(device: torch.device) -> float:
-    """Return the bandwidth of this device's memory as plans take it, that of `USUAL` where there is none."""
-    if device.type != "cuda":
-        return USUAL.bandwidth
-    cuda: Any = torch.cuda
-    properties = cuda.get_device_properties(device)
-    clock = getattr(properties, "memory_clock_rate", 0)  # kHz; AMD's drivers may not tell
-    width = getattr(properties, "memory_bus_width", 0)  # bits, two for each clock
-    return in_steps(2e3 * clock * width / 8) if clock and width else USUAL.bandwidth
-
-
-@cache
 def figures(device: torch.device) -> Device:
-    """Return the figures of a device."""
-    return Device(architecture(device), multiprocessors(device), bandwidth(device))
+    """Return the figures of a device; Triton's interpreter has no GPU, and takes those of `USUAL`."""
+    if device.type != "cuda":
+        return USUAL
+    cuda: Any = torch.cuda
+    told = cuda.get_device_properties(device)
+    clock = getattr(told, "memory_clock_rate", 0)  # kHz; AMD's drivers may not tell
+    width = getattr(told, "memory_bus_width", 0)  # bits, two for each clock
+    bandwidth = in_steps(2e3 * clock * width / 8) if clock and width else USUAL.bandwidth
+    return Device(10 * told.major + told.minor, told.multi_processor_count, bandwidth)
 
 
 def float32_precision(dtype: torch.dtype) -> str:
@@ -58,7 +35,7 @@ def float32_precision(dtype: torch.dtype) -> str:
 def refuses_device(q: Tensor) -> str | None:
     """Return why Triton kernels cannot run where q is, or None if they can."""
     if q.device.type == "cuda":
-        found = architecture(q.device)
+        found = figures(q.device).architecture
         return None if found >= 80 else f"needs compute capability 8.0 or later, not {found / 10}"
     if not knobs.runtime.interpret:
         return f"needs a CUDA device, not {q.device} (or TRITON_INTERPRET=1)"

@@ -173,14 +173,12 @@ def test_the_memory_of_gla_is_what_its_kernels_allot(pass_, monkeypatch):
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    from tflabench.kernels.common import device
     from tflabench.kernels.common.contract import Arguments, KernelOptions
     from tflabench.kernels.gla import chunkwise, gradients, outputs, scores, states
     from tflabench.kernels.gla.gating import GLA
 
     for module in (gradients, outputs, scores, states):
         monkeypatch.setattr(module, "enqueue", lambda *args, **options: None)
-    monkeypatch.setattr(device, "multiprocessors", lambda _: 132)
     monkeypatch.setattr(chunkwise, "made_like", lambda x, like: x)
     problem = Problem(4, 16, 4096, 128, 256, chunk_size=256, pass_=pass_)
     allotted = []

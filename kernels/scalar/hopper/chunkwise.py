@@ -49,7 +49,7 @@ def refuses(q: Tensor, v: Tensor, *, gate: Gate, chunk_size: int, config: object
 
 def refuses_hardware(q: Tensor, dtypes: tuple[str, ...]) -> str | None:
     """Return why fused kernels of these dtypes cannot run where q is, or on its dtype, or None if they can."""
-    if q.device.type != "cuda" or device.architecture(q.device) != ARCHITECTURE:
+    if q.device.type != "cuda" or device.figures(q.device).architecture != ARCHITECTURE:
         return f"needs a GPU of compute capability {ARCHITECTURE / 10}, not {_name(q.device)}"
     return refuses_dtype(str(q.dtype).removeprefix("torch."), dtypes)
 

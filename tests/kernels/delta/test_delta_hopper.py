@@ -122,7 +122,7 @@ def test_the_operator_is_one_to_compilers(backward: bool, monkeypatch: pytest.Mo
     ],
 )
 def test_what_is_not_taken_is_said_in_a_line(d_qk: int, d_hv: int, dtype: Any, words: str, monkeypatch: Any) -> None:
-    monkeypatch.setattr(device, "architecture", lambda _: 90)
+    monkeypatch.setattr(device, "figures", lambda _: USUAL)
     on_gpu: Any = SimpleNamespace(dtype=dtype, device=torch.device("cuda"), shape=(1, 1, 8, d_qk))
     v = torch.zeros(1, 1, 8, d_hv, device="meta")
     assert refuses(on_gpu, v, gate=GATED_DELTA_NET, chunk_size=64) == words

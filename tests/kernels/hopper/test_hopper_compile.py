@@ -183,9 +183,11 @@ def test_sequences_are_cut_where_programs_would_leave_multiprocessors_idle(
 )
 def test_bandwidth_is_what_the_driver_tells(clock: int, width: int, wanted: float, monkeypatch: pytest.MonkeyPatch):
     """3.35 and 4.92 TB/s, which datasheets give as 3.35 and 4.8; a driver that says nothing counts as the usual GPU."""
-    told = SimpleNamespace(multi_processor_count=132, memory_clock_rate=clock, memory_bus_width=width)
+    told = SimpleNamespace(
+        major=9, minor=0, multi_processor_count=132, memory_clock_rate=clock, memory_bus_width=width
+    )  # fmt: skip
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: told)
-    bandwidth = hopper_chunkwise.device.bandwidth.__wrapped__
-    assert bandwidth(torch.device("cuda", 0)) == wanted
+    figures = hopper_chunkwise.device.figures.__wrapped__
+    assert figures(torch.device("cuda", 0)) == Device(90, 132, wanted)
     assert {in_steps(x) for x in (3.35e12, 3.352e12)} == {3.5}
     assert {in_steps(x) for x in (4.8e12, 4.917e12)} == {5.0}
