@@ -56,27 +56,9 @@ class DeltaWalkShape:
     score_registers: int = 104
 
 
-@dataclass(frozen=True)
-class DeltaGradientsShape:
-    """Describe how a program of the walk for dq and dk is divided.
-
-    Attributes:
-        num_stages: tiles in flight.  num_slots: of scores.
-        state_registers, score_registers: see `DeltaWalkShape`.
-    """
-
-    num_stages: int = 2
-    num_slots: int = 1
-    state_registers: int = 200
-    score_registers: int = 88
-
-
 def outputs_shape(parts: int) -> DeltaWalkShape:
     """Return how a program of the walk for o is divided."""
     return DeltaWalkShape(parts, num_value_stages=2 if parts > 1 else 3)
-
-
-GRADIENTS_SHAPE = DeltaGradientsShape()
 
 
 def refuses_sizes(d_qk: int, d_hv: int) -> str | None:

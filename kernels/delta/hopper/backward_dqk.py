@@ -34,7 +34,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma, warpgroup_mma
 
 from tflabench.kernels.common.launching import enqueue
-from tflabench.kernels.delta.hopper_plan import GRADIENTS_SHAPE, SUMS, TILE, DeltaPlan
+from tflabench.kernels.delta.hopper_plan import SUMS, TILE, DeltaPlan
 from tflabench.kernels.scalar.hopper.conversions import nearest, widened
 from tflabench.kernels.scalar.hopper.documents import WalkPlaces
 from tflabench.kernels.scalar.hopper.launch import descriptor
@@ -511,7 +511,7 @@ def launch_queries_keys(
     descs = tuple(map(descriptor, (*inputs, dq, dk)))
     for member, piece in product(range(walk.members), range(plan.pieces)):
         config = DeltaGradientsConfig.of(
-            GRADIENTS_SHAPE, d_qk=d_qk, d_hv=d_hv, gated=gated, piece=piece, members=walk.members,
+            d_qk=d_qk, d_hv=d_hv, gated=gated, piece=piece, members=walk.members,
             adds=member + piece > 0, of_each=of_each, loads=initial is not None, documents=places is not None,
         )  # fmt: skip
         tensors = DeltaGradientTensors(gates, beta if initial is None else initial, sums[piece])

@@ -66,13 +66,13 @@ def forward(arguments: Arguments, options: KernelOptions) -> tuple[Tensor, State
     """Return o like v, the last state or None, and what `backward` needs, if there will be one (`empty_saved`)."""
     plan, places = planned(arguments, options), _places(options, arguments.v)
     (q, k, v), gates = _inputs(arguments)
-    call: dict[str, Any] = {
-        "gates": gates, "gated": arguments.f is not None, "scale": options.scale, "parts": plan.parts,
-        "places": places,
-    }  # fmt: skip
-    x, gains = launch_inverses(k, gates, call["gated"], plan, places)
+    gated = arguments.f is not None
+    x, gains = launch_inverses(k, gates, gated, plan, places)
     spans = None if gains is None else spans_of(gains, plan.cut)
-    launch = partial(launch_walk, inputs=(q, k, v, x), reverse=False, spans=spans, **call)
+    launch = partial(
+        launch_walk, inputs=(q, k, v, x), reverse=False, gates=gates, gated=gated, scale=options.scale,
+        parts=plan.parts, places=places, spans=spans,
+    )  # fmt: skip
     o, last, z, of_segments = walk_forward(launch, plan, arguments, options, places)
     return o, last, () if z is None else (x, z, *of_segments, *(() if spans is None else (spans,)))
 
@@ -132,12 +132,11 @@ def backward(
     plan, (x, z, *of_segments), places = planned(arguments, options), saved, _places(options, do)
     (q, k, _), gates = _inputs(arguments)
     gated, do = arguments.f is not None, aligned(do)
-    call: dict[str, Any] = {
-        "gates": gates, "gated": gated, "scale": options.scale, "parts": plan.parts,
-        "places": places,
-    }  # fmt: skip
     starts, transitions, spans = of_segments or (float_matrix(arguments.initial), None, None)
-    launch = partial(launch_walk, inputs=(q, k, do, x), reverse=True, spans=spans, **call)
+    launch = partial(
+        launch_walk, inputs=(q, k, do, x), reverse=True, gates=gates, gated=gated, scale=options.scale,
+        parts=plan.parts, places=places, spans=spans,
+    )  # fmt: skip
     dv, D, d_initial = walk_back(launch, plan, arguments, d_last, transitions, options.exchange, places)
     found = launch_queries_keys(
         (q, k, do, z, dv, D), gates=gates, gated=gated, initial=starts, scale=options.scale, plan=plan, places=places

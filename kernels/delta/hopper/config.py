@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tflabench.kernels.delta.hopper_plan import DeltaGradientsShape, DeltaWalkShape, pieces_of
+from tflabench.kernels.delta.hopper_plan import DeltaWalkShape, pieces_of
 from tflabench.kernels.scalar.hopper.config import KernelConfig
 
 
@@ -55,7 +55,7 @@ class DeltaWalkConfig(KernelConfig, DeltaWalkShape):
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
-class DeltaGradientsConfig(KernelConfig, DeltaGradientsShape):
+class DeltaGradientsConfig(KernelConfig):
     """Describe what the walk for dq and dk is compiled for, see `backward_dqk`.
 
     Attributes:
@@ -64,6 +64,8 @@ class DeltaGradientsConfig(KernelConfig, DeltaGradientsShape):
         members: see `DeltaWalk`.
         adds: dq and dk are added to what is there.
         of_each: they have the heads of v, not those of q and k.
+        num_stages: tiles in flight.  num_slots: of scores.
+        state_registers, score_registers: of a thread of a partition, as of `DeltaWalkShape`.
     """
 
     d_qk: int
@@ -75,3 +77,7 @@ class DeltaGradientsConfig(KernelConfig, DeltaGradientsShape):
     of_each: bool
     loads: bool = False
     documents: bool = False
+    num_stages: int = 2
+    num_slots: int = 1
+    state_registers: int = 200
+    score_registers: int = 88

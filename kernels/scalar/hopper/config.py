@@ -38,9 +38,9 @@ class KernelConfig:
 
     @classmethod
     @cache
-    def of(cls, shape: Any, **others: Any) -> Self:
-        """Return the config with the fields of a planned shape, and these others."""
-        return cls(**vars(shape), **others)
+    def of(cls, shape: Any = None, **others: Any) -> Self:
+        """Return the config with the fields of a planned shape, if there is one, and these others."""
+        return cls(**({} if shape is None else vars(shape)), **others)
 
     def __repr__(self) -> str:
         """Return fields and properties, so that a kernel is compiled anew where what is derived changes."""
