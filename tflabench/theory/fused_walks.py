@@ -4,7 +4,7 @@ Walks carry one head's state on chip over tiles of 64 steps, so FLOPs are those 
 tile, whatever L is. Segments take a state pass forward and one backward, and their states are joined in order.
 
 - Delta rules (delta/hopper): forward saves inverses and errors, and the gradients of states of every tile lie in memory
-  between the two walks of backward.
+  between the two walks of backward. A pass is counted whole: how many tiles it leaves out depends on the gates.
 - GLA (gla/hopper): counted are the launches that usual gates need. Where a channel closes by 120 powers of 2 or more
   within a tile, a sequence is walked again, or instead.
 - KDA (kda/hopper): operands of tiles lie in memory between launches, and so do, for backward, the states before tiles
