@@ -17,6 +17,7 @@ if not torch.cuda.is_available():
 pytest.importorskip("triton.experimental.gluon")
 
 from gluon_on_cpu import Machine, launch_on
+from planted_mistakes import assert_mistake_shows
 
 from tflabench import ops
 from tflabench.kernels import api, backends, chunkwise_operator
@@ -214,18 +215,11 @@ def test_each_document_is_by_itself_without_gradients_of_gates(monkeypatch: pyte
     ],
 )
 def test_a_mistake_shows(source: str, right: str, mistaken: str, monkeypatch: pytest.MonkeyPatch):
-    edits = []
+    def launch(edit: Any, seed: int) -> None:
+        launch_on(Machine(seed=seed, edit=edit), monkeypatch)
 
-    def edit(name: str, text: str) -> str:
-        if name != source:
-            return text
-        edits.append(text.count(right))
-        return text.replace(right, mistaken)
-
-    launch_on(Machine(seed=2, edit=edit), monkeypatch)
-    assert edits == [1]
     case = Case(MLSTM_SIG, d_qk=128, d_hv=128, heads=3, bounds=(0, 70, 71, 199, 290, 420))
-    assert wrong(case) != []
+    assert_mistake_shows(launch, lambda: wrong(case), source, right, mistaken)
 
 
 @pytest.mark.parametrize("bounds", [(0, 5), (0, 64, 128), (0, 0, 3, 3, 130), (0, *range(1, 40), 200)], ids=str)
