@@ -26,6 +26,7 @@ from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma, warpgroup_mma
 
 from tflabench.kernels.common.launching import enqueue
+from tflabench.kernels.common.rows import rows
 from tflabench.kernels.delta.hopper.inverses import VECTORS
 from tflabench.kernels.delta.hopper.schedule import (
     DeltaCounts,
@@ -58,7 +59,6 @@ from tflabench.kernels.scalar.hopper.workarounds import (
     opaque_zero,
     prefetch,
     reinterpret,
-    tma_store,
     wait_for_products,
 )
 
@@ -83,7 +83,7 @@ class GlaGradientTiles:
         values: of do and v, [2 * blocks * stages, 1, 1, 64, 64] each, and source, [2 * stages, 1, 1, 64, 64].
         gates: of 64 channels of log gates, which take two blocks, or the first one if they are of 16 bits. What G is
             multiplied by, and then the gradient, take the place of the first one, scaled target, then terms, of the
-            second. At last dg is where log gates were.
+            second.
         targets: of 64 channels of target.
     """
 
@@ -307,46 +307,39 @@ def sums_from_here(parts, i):
 
 
 @gluon.jit
-def write_gate_gradients(program, desc, at, terms, later, places, HALF: gl.constexpr):
-    """Write 64 channels of dg of a tile; return `later` of the tile before it.
+def write_gate_gradients(program, dg, work, tile, terms, later, places, HALF: gl.constexpr):
+    """Write 64 channels of dg, `rows.Rows`, of a tile; return `later` of the tile before it.
 
     Args:
         terms: of the tile, channels by steps, [64, 64].
         later: sums of terms over the steps after the tile, [64].
         places: the stage of values, the slot of gates.
     """
+    D_QK: gl.constexpr = program.config.d_qk
     inputs = program.inputs
     dtype: gl.constexpr = inputs.v.dtype
-    PER_SLOT: gl.constexpr = 1 if desc.dtype == gl.float32 else 2
     value, gate = places
     before = later + gl.sum(terms, axis=1)
-    column = gl.arange(0, 64, layout=ACC_COLUMN)[None, :]
-    terms = gl.where(column == 63, terms + later[:, None], terms)
+    terms = gl.where(gl.arange(0, 64, layout=ACC_COLUMN)[None, :] == 63, terms + later[:, None], terms)
     parts = block(inputs.gate, 2 * gate + 1), block(inputs.source, 2 * value + HALF)
     parts[0].permute((1, 0)).store(nearest(terms, dtype))
     parts[1].permute((1, 0)).store(remainder(terms, dtype))
     fence_async_shared()
     barrier()
-    dg = sums_from_here(parts, gate)
-    tma.store_wait(pendings=0)
-    barrier()  # terms and the gradient have been read
-    dg_block = gate_blocks(program, desc).index(PER_SLOT * gate)
-    if desc.dtype == gl.float32:
-        dg_block.reshape([64, 64]).store(dg)
-    else:
-        dg_block.reshape([64, 64]).store(nearest(dg, desc.dtype))
-    fence_async_shared()
-    barrier()
-    tma_store(desc, at, dg_block)
+    step = tile * 64 + gl.arange(0, 64, layout=gl.SliceLayout(1, SUMS))[:, None]
+    channel = 64 * HALF + gl.arange(0, 64, layout=gl.SliceLayout(0, SUMS))[None, :]
+    at = dg.data + (work.batch.to(gl.int64) * dg.b + work.head.to(gl.int64) * dg.h)
+    at += step.to(gl.int64) * dg.t + channel
+    gl.store(at, sums_from_here(parts, gate), mask=(step < program.schedule.num_steps) & (channel < D_QK))
     return before
 
 
 @gluon.jit
-def walk_gradient_tile(program, descs, work, tile, places, state, later, HALF: gl.constexpr):
+def walk_gradient_tile(program, outputs, work, tile, places, state, later, HALF: gl.constexpr):
     """Write 64 channels of dq, or dk, of a tile, and their terms or dg; return the state and `later` after it.
 
     Args:
-        descs: of dq or dk, and dg.
+        outputs: dq or dk, described, and dg, `rows.Rows`.
         places: the stage of values, the slots of gates and of scores.
         later: see `write_gate_gradients`.
     """
@@ -384,7 +377,7 @@ def walk_gradient_tile(program, descs, work, tile, places, state, later, HALF: g
         after = (wait_for_products(0, deps=in_flight),)
     else:
         after = wait_for_products(0, deps=in_flight)
-    desc, dg_desc = descs
+    desc, dg = outputs
     at = [work.batch, work.head, tile * 64, 64 * HALF]
     factorT = block(inputs.gate, 2 * gate).permute((1, 0))
     factorT.store(nearest(out * widened(factorT.load(ACC)), dtype))
@@ -394,7 +387,7 @@ def walk_gradient_tile(program, descs, work, tile, places, state, later, HALF: g
     targetT = block(inputs.gate, 2 * gate + 1).permute((1, 0))
     terms = add_terms(program, work, tile, out * widened(targetT.load(ACC)), HALF)
     if config.sums_terms:
-        later = write_gate_gradients(program, dg_desc, at, terms, later, (value, gate), HALF)
+        later = write_gate_gradients(program, dg, work, tile, terms, later, (value, gate), HALF)
     tma.store_wait(pendings=0)
     return after, later
 
@@ -413,7 +406,7 @@ def load_later(program, work, HALF: gl.constexpr):
 
 
 @gluon.jit
-def gradient_state_partition(program, descs, HALF: gl.constexpr):
+def gradient_state_partition(program, outputs, HALF: gl.constexpr):
     """Carry 64 rows of the state as float32 accumulators, and write as many channels of dq, or dk and dg."""
     config: gl.constexpr = program.config
     GATE_SLOTS: gl.constexpr = config.num_gate_slots
@@ -427,7 +420,7 @@ def gradient_state_partition(program, descs, HALF: gl.constexpr):
             scores.ring.consumer_wait(slot)
             tile = get_tile(work, turn, config.reverse)
             places = value.slot, gate, slot.slot
-            state, later = walk_gradient_tile(program, descs, work, tile, places, state, later, HALF)
+            state, later = walk_gradient_tile(program, outputs, work, tile, places, state, later, HALF)
             barrier()
             inputs.gates.consumer_release(Cursor(gate, gate))
             inputs.values.consumer_release(value)
@@ -440,7 +433,7 @@ def gradient_state_partition(program, descs, HALF: gl.constexpr):
 
 @gluon.jit
 def walk_channels(
-    do_desc, v_desc, source_desc, g_desc, target_desc, out_desc, dg_desc, tensors, scale_log2, counts,
+    do_desc, v_desc, source_desc, g_desc, target_desc, out_desc, dg, tensors, scale_log2, counts,
     config: gl.constexpr,
 ):  # fmt: skip
     """Compute dq, or dk and dg, of all heads; 4 warps and maxnreg=128."""
@@ -451,8 +444,8 @@ def walk_channels(
     totals = gl.allocate_shared_memory(gl.float32, [4, 64], VECTORS)
     gl.warp_specialize(
         [
-            (gradient_state_partition, (program, (out_desc, dg_desc), 0)),
-            (gradient_state_partition, (program, (out_desc, dg_desc), 1)),
+            (gradient_state_partition, (program, (out_desc, dg), 0)),
+            (gradient_state_partition, (program, (out_desc, dg), 1)),
             (gradient_gate_partition, (program, g_desc, scale_log2, totals)),
             (load_gradient_tiles, (program, (do_desc, v_desc, source_desc, g_desc, target_desc))),
         ],
@@ -478,7 +471,7 @@ def launch_channels(
     """
     q, k, g, v, do = inputs
     source, target = (q, k) if reverse else (k, q)
-    descs = tuple(map(descriptor, (do, v, source, g, target, out, dg if reverse else g)))
+    descs = tuple(map(descriptor, (do, v, source, g, target, out)))
     for piece in range(pieces):
         config = GlaGradientConfig.of(
             channels_shape(v.shape[-1]), d_qk=q.shape[-1], d_hv=v.shape[-1], piece=piece, reverse=reverse, exact=exact,
@@ -486,6 +479,6 @@ def launch_channels(
             crosses=tensors.crossing is not None,
         )  # fmt: skip
         enqueue(
-            walk_channels, walk.programs, *descs, pointers(tensors, tensors.closed), scale_log2, DeltaCounts.of(walk),
-            config=config, num_warps=4, maxnreg=128, **ASSEMBLY,
+            walk_channels, walk.programs, *descs, rows(dg), pointers(tensors, tensors.closed), scale_log2,
+            DeltaCounts.of(walk), config=config, num_warps=4, maxnreg=128, **ASSEMBLY,
         )  # fmt: skip
