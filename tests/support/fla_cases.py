@@ -1,7 +1,7 @@
-"""Runs fla's own tests of GLA and of the delta rules against our functions, a pytest plugin.
+"""Runs fla's own tests of GLA, of the delta rules and of KDA against our functions, a pytest plugin.
 
     git clone https://github.com/fla-org/flash-linear-attention
-    PYTHONPATH=tests/support pytest -p fla_cases flash-linear-attention/tests/ops/test_{gla,delta,gdn}.py
+    PYTHONPATH=tests/support pytest -p fla_cases flash-linear-attention/tests/ops/test_{gla,delta,gdn,kda}.py
 
 Where fla's tests import its functions they get ours, but for calls that `install` leaves to fla. On a machine without a
 GPU everything runs in PyTorch, in minutes.
@@ -21,17 +21,18 @@ TESTED = {
     "gla": ("chunk_gla", "fused_chunk_gla", "fused_recurrent_gla"),
     "delta_rule": ("chunk_delta_rule",),  # what it is compared with is fla's fused_recurrent_delta_rule
     "gated_delta_rule": ("chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule"),
+    "kda": ("chunk_kda", "fused_recurrent_kda"),
 }
-GIVEN_UP = "transpose_state_layout"  # a keyword
+LEFT = {"transpose_state_layout", "return_intermediate_states"}  # keywords
 
 
 def served(name: str, original: Any) -> Any:
-    """Return our function, but for calls with the keyword that fla is giving up."""
+    """Return our function, but for calls with a keyword that is left to fla."""
     function = getattr(ours, name)
 
     @functools.wraps(function)
     def call(*args: Any, **named: Any) -> Any:
-        return (original if GIVEN_UP in named else function)(*args, **named)
+        return (original if LEFT & set(named) else function)(*args, **named)
 
     return call
 
