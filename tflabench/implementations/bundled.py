@@ -74,7 +74,7 @@ VERSIONS = {
     "fused_delta": 3,
     "fused_gla": 2,
     "kda": 2,
-    "fused_kda": 1,
+    "fused_kda": 2,
 }
 CPU_CHUNK_SIZE = 64  # of the reference where the problem leaves it open: fastest on CPUs up to head dimensions of 256
 

@@ -95,7 +95,8 @@ class GradientTile:
     Fields:
         pool: [10, 1, 1, 64, 64] in 16 bits.
         sums: b, then db, [64, 64] float32.  sums_block: the same as [1, 1, 64, 64], where g comes and dg goes.
-        starts, middles: [4, 64] float32, b before a block, and in the middle of its range.
+        starts, middles, ends: [4, 64] float32, b before a block, in the middle of its range, and at its end.
+        to_third, to_fourth: [4, 64] float32, decays between a block and the third or fourth, 1 if it is not before it.
         totals: [4, 64] float32, for sums over blocks.  vectors: [4, 64] float32.
     """
 
@@ -104,6 +105,9 @@ class GradientTile:
     sums_block: gl.shared_memory_descriptor
     starts: gl.shared_memory_descriptor
     middles: gl.shared_memory_descriptor
+    ends: gl.shared_memory_descriptor
+    to_third: gl.shared_memory_descriptor
+    to_fourth: gl.shared_memory_descriptor
     totals: gl.shared_memory_descriptor
     vectors: gl.shared_memory_descriptor
 
@@ -176,8 +180,12 @@ def sum_gates(tile, g_block):
     shut = gl.sum(gl.where(g < LEAST_WITHIN, (bit * 0 + 1) << bit, 0), axis=1)
     w = sums_within_blocks(gl.maximum(g, LEAST_WITHIN))
     first, last = gl.max(w, axis=1), gl.min(w, axis=1)
-    before, _after, _following, _following_two, total = sums_of_blocks(last, tile.totals)
+    before, _after, following, following_two, total = sums_of_blocks(last, tile.totals)
     by_block(tile.starts).store(before)
+    by_block(tile.ends).store(before + last)
+    i = gl.arange(0, 4, layout=gl.SliceLayout(1, following.type.layout))[:, None]
+    by_block(tile.to_third).store(gl.where(i == 0, gl.exp2(following), 1.0))
+    by_block(tile.to_fourth).store(gl.where(i == 0, gl.exp2(following_two), gl.where(i == 1, gl.exp2(following), 1.0)))
     by_block(tile.middles).store(before + 0.5 * (first + last))
     tile.vectors.index(TOTAL).store(total)
     tile.sums.store(as_steps(w + before[:, None, :]))
@@ -194,9 +202,17 @@ def since(tile, references):
 
 
 @gluon.jit
-def until(tile, BLOCK: gl.constexpr):
-    """Return 2^(b before a block - b) of the steps before it, and 1 of others, whose scores are 0: [64, 64]."""
-    return gl.exp2(gl.minimum(tile.starts.index(BLOCK).load(ACC_COLUMN)[None, :] - tile.sums.load(ACC), 0.0))
+def until(tile):
+    """Return 2^(b at the end of a step's block - b), [64, 64]."""
+    return gl.exp2(gl.minimum(-since(tile, tile.ends), 0.0))
+
+
+@gluon.jit
+def over_blocks(x, factors):
+    """Return x [64, 64] times a factor of each block and channel, [4, 64] in shared memory."""
+    y = x.reshape([4, 16, 64])
+    y *= by_block(factors).load(gl.SliceLayout(1, y.type.layout))[:, None, :]
+    return gl.convert_layout(y.reshape([64, 64]), ACC, assert_trivial=True)
 
 
 @gluon.jit
@@ -329,23 +345,30 @@ def add_between_blocks(tile, dq, dk, db, DELTA: gl.constexpr):
     k = widened(block(pool, K).load(ACC))
     if DELTA:
         block(pool, LATER_K).store(nearest(k * up, dtype))
-    for i in gl.static_range(3):
-        block(pool, EARLIER_K + i).store(nearest(k * until(tile, i + 1), dtype))
+    k *= until(tile)
+    block(pool, EARLIER_K).store(nearest(k, dtype))
+    block(pool, EARLIER_K + 1).store(nearest(over_blocks(k, tile.to_third), dtype))
+    block(pool, EARLIER_K + 2).store(nearest(over_blocks(k, tile.to_fourth), dtype))
     fence_async_shared()
     barrier()
     x = multiply_later(block(pool, DP_BETWEEN), pool)
     db = pinned(db + widened(block(pool, LATER_Q).load(ACC)) * x)
-    dq = pinned(dq + gl.exp2(since(tile, tile.starts)) * x)
+    up = gl.exp2(since(tile, tile.starts))
+    dq = pinned(dq + up * x)
     block(pool, Q).store(nearest(dq, dtype))
     if DELTA:
         x = multiply_later(block(pool, DA_BETWEEN), pool)
         db = pinned(db + widened(block(pool, LATER_K).load(ACC)) * x)
-        dk = pinned(dk + gl.exp2(since(tile, tile.starts)) * x)
-    for i in gl.static_range(3):
-        x = multiply_earlier(pool, i + 1, DELTA)
-        db = pinned(db - widened(block(pool, EARLIER_K + i).load(ACC)) * x)
-        dk = pinned(dk + until(tile, i + 1) * x)
-    return dk, db
+        dk = pinned(dk + up * x)
+    total = multiply_earlier(pool, 1, DELTA)
+    db = pinned(db - widened(block(pool, EARLIER_K).load(ACC)) * total)
+    x = multiply_earlier(pool, 2, DELTA)
+    db = pinned(db - widened(block(pool, EARLIER_K + 1).load(ACC)) * x)
+    total = pinned(total + over_blocks(x, tile.to_third))
+    x = multiply_earlier(pool, 3, DELTA)
+    db = pinned(db - widened(block(pool, EARLIER_K + 2).load(ACC)) * x)
+    total = pinned(total + over_blocks(x, tile.to_fourth))
+    return pinned(dk + until(tile) * total), db
 
 
 # --- Kernel -----------------------------------------------------------------------------------------------------------
@@ -361,6 +384,9 @@ def allocate_tile(desc):
         sums_block=sums,
         starts=gl.allocate_shared_memory(gl.float32, [4, 64], VECTOR),
         middles=gl.allocate_shared_memory(gl.float32, [4, 64], VECTOR),
+        ends=gl.allocate_shared_memory(gl.float32, [4, 64], VECTOR),
+        to_third=gl.allocate_shared_memory(gl.float32, [4, 64], VECTOR),
+        to_fourth=gl.allocate_shared_memory(gl.float32, [4, 64], VECTOR),
         totals=gl.allocate_shared_memory(gl.float32, [4, 64], VECTORS),
         vectors=gl.allocate_shared_memory(gl.float32, [4, 64], VECTOR),
     )
