@@ -1,15 +1,12 @@
 """Run forward and backward of TFLA for Kimi Delta Attention, kernel by kernel.
 
-forward:  q and k with their decays, scores, inverses of tiles (tiles) -> errors R, Z = beta R, states of chunks (walks)
-          -> o (`gla.outputs`)
-backward: the first again -> dV, dbeta, gradients of states (walks) -> dq, dk, dg (`gla.gradients`, twice)
-
-With Z for v it is Gated Linear Attention, so o, dq, dg and what the state gives k are made by the kernels of that. That
-k reads the state too, to make the errors, is one reader more: with k in the place of q, -dV in that of do, and a step
-not reading what it writes itself.
+forward:  q and k with their decays, scores, inverses of tiles (tiles) -> o, errors R, states before tiles (walks)
+backward: these -> dV, dbeta, gradients of states (walks) -> dq, dk, dg (gradients)
 """
 
 from __future__ import annotations
+
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -17,24 +14,27 @@ from torch import Tensor
 from tflabench.kernels.common.contract import Arguments, KernelOptions
 from tflabench.kernels.common.cover import cdiv
 from tflabench.kernels.common.descriptors import made_like
-from tflabench.kernels.common.device import refuses_tensors
-from tflabench.kernels.gla import plan as gla_plan
-from tflabench.kernels.gla.gradients import Reader, StatePair, gradients_of_decays, gradients_of_reader
-from tflabench.kernels.gla.outputs import outputs
-from tflabench.kernels.kda import plan as plans
+from tflabench.kernels.common.device import float32_precision, refuses_tensors
+from tflabench.kernels.common.sizes import Sizes
+from tflabench.kernels.delta.plan import TILE
 from tflabench.kernels.state import State, float_matrix
 from tflabench.kernels.types import Gating
 
-from .call import KdaCall
-from .tiles import operands_of
-from .walks import errors_and_states, gradients_of_states
+from . import plan as plans
+from . import walks
+from .gradients import gradients_of_channels
+from .tiles import TileOperands, empty_operands, operands_of
 
 
 def empty_saved(q: Tensor, v: Tensor, options: KernelOptions) -> tuple[Tensor, ...]:
-    """Return errors and states as `forward` saves them, uninitialised."""
-    batch, heads, T, d_hv = v.shape
-    states = q.new_empty((batch * heads * cdiv(T, options.chunk_size), q.shape[-1], d_hv))
-    return torch.empty_like(v, memory_format=torch.contiguous_format), states
+    """Return operands, errors and states as `forward` saves them, uninitialised."""
+    if not options.backward:
+        return ()
+    (batch, heads, T, d_hv), wide = v.shape, v.dtype == torch.float32
+    tile = plans.tile_of(options.chunk_size, T, wide=wide)
+    operands = empty_operands(q, batch * heads, T, tile, plans.parts_of(options.gate.beta_max, wide=wide))
+    states = q.new_empty((batch * heads * cdiv(T, tile), q.shape[-1], d_hv))
+    return *operands, torch.empty_like(v, memory_format=torch.contiguous_format), states
 
 
 def refuses(q: Tensor, v: Tensor, *, gate: Gating, chunk_size: int, config: object = None) -> str | None:
@@ -44,26 +44,23 @@ def refuses(q: Tensor, v: Tensor, *, gate: Gating, chunk_size: int, config: obje
 
 
 def default_chunk_size(q: Tensor, v: Tensor, *, gate: Gating, backward: bool = True) -> int:
-    """Return that of the kernels of Gated Linear Attention."""
-    del gate, backward
-    return gla_plan.default_chunk_size(q.shape[-1], v.shape[-1])
+    """Return the steps of a tile: there is a state for each."""
+    del q, v, gate, backward
+    return TILE
 
 
 def forward(arguments: Arguments, options: KernelOptions) -> tuple[Tensor, State | None, tuple[Tensor, ...]]:
-    """Return o like v, the last state or None, and the errors and the states before chunks."""
+    """Return o like v, the last state or None, and what `backward` needs, if there will be one (`empty_saved`)."""
     q, k, v, g, beta, initial, _ = arguments
-    assert g is not None
-    call, first = KdaCall.of(arguments, options), float_matrix(initial)
-    strength = _strength(beta)
-    operands = operands_of(call, q, k, g, strength, reverse=False)
-    made = errors_and_states(call, v, strength, operands, first)
+    call, strength = _call(arguments, options), _strength(beta)
+    operands = operands_of(call, q, k, g, strength)
+    walk = partial(walks.outputs, call, v, strength, operands, keeps=options.backward)
+    o, last, saved = walk(float_matrix(initial))
     if options.exchange is not None:
-        first = float_matrix(options.exchange(State(made.last)))
-        made = errors_and_states(call, v, strength, operands, first)
-    o = outputs(call.gla, operands.weighted, made.written, made.states, first is not None)
+        o, last, saved = walk(float_matrix(options.exchange(State(last))))
     o = made_like(o, v)
     assert o is not None
-    return o, State(made.last) if options.return_last_state else None, (made.errors, made.states)
+    return o, State(last) if options.return_last_state else None, (*operands, *saved) if options.backward else ()
 
 
 def backward(
@@ -71,29 +68,24 @@ def backward(
 ) -> tuple[Tensor | None, ...]:
     """Return gradients (dq, dk, dv, dg, dbeta, dC, None); those of absent inputs are None."""
     q, k, _, g, beta, initial, _ = arguments
-    assert g is not None
-    call, (errors, states) = KdaCall.of(arguments, options), saved
-    first, last, strength = float_matrix(initial), float_matrix(d_last), _strength(beta)
-    operands = operands_of(call, q, k, g, strength, reverse=True)
-    back = gradients_of_states(call, errors, strength, do, operands, states, last)
+    call, strength = _call(arguments, options), _strength(beta)
+    operands, (errors, states) = TileOperands(*saved[:6]), saved[6:]
+    walk = partial(walks.gradients, call, errors, strength, do, operands)
+    dv, dbeta, d_states, d_initial = walk(float_matrix(d_last))
     if options.exchange is not None:
-        last = float_matrix(options.exchange(State(back.first)))
-        back = gradients_of_states(call, errors, strength, do, operands, states, last)
-    z = (errors.float() * strength[..., None]).to(errors.dtype)
-
-    gates, edges = options.gate_gradients, (first is not None, last is not None)
-    by_q = Reader(q, k, z, g, do, operands.weighted, call.gla.scale, strict=False)
-    by_k = Reader(k, k, z, g, -back.dv, operands.weighted._replace(q=operands.reads), 1.0, strict=True)
-    dq, dk, sums = gradients_of_reader(call.gla, by_q, StatePair(states, back.states), edges, gates=gates)
-    read, written, more = gradients_of_reader(call.gla, by_k, StatePair(states, None), edges, gates=gates)
-    dg = dbeta = None
-    if sums is not None and more is not None and beta is not None:
-        dg = gradients_of_decays(call.gla, g, sums.plus(more), back.crossing)
-        dbeta = back.dbeta.to(beta.dtype)
-    dk = (dk.float() + read.float() + written.float()).to(k.dtype)
-    given = dq, dk, back.dv, dg, dbeta
+        dv, dbeta, d_states, d_initial = walk(float_matrix(options.exchange(State(d_initial))))
+    dq, dk, dg = gradients_of_channels(call, (q, k, g, errors, do, dv), strength, (states, d_states))
+    of_gates = (dg, dbeta.to(beta.dtype)) if options.gate_gradients and beta is not None else (None, None)
+    given = dq, dk, dv, *of_gates
     grads = (made_like(x, like) for x, like in zip(given, arguments[:5], strict=True))
-    return (*grads, None if initial is None else made_like(back.first, initial.C), None)
+    return (*grads, None if initial is None else made_like(d_initial, initial.C), None)
+
+
+def _call(arguments: Arguments, options: KernelOptions) -> plans.KdaCall:
+    q, v = arguments.q, arguments.v
+    dtype = str(q.dtype).removeprefix("torch.")
+    plan = plans.KdaPlan.of(Sizes.of(q, v), options.chunk_size, dtype, options.gate.beta_max)
+    return plans.KdaCall(plan, options.scale, float32_precision(q.dtype))
 
 
 def _strength(beta: Tensor | None) -> Tensor:

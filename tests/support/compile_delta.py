@@ -70,7 +70,7 @@ FUSED = (
     "make_inverses", "walk_outputs", "walk_values", "walk_queries_keys", "finish_gates", "make_operands",
     "walk_outputs_of_channels", *["walk_values_of_channels", "gradients_of_tiles"] * EVERY,
 )  # fmt: skip
-KDA_KERNELS = ("kda_errors", "kda_gradients", *["tile_operands", "tile_gradients"] * EVERY)  # a minute
+KDA_KERNELS = ("tile_operands", "kda_outputs", "kda_gradients", *["kda_tile_gradients"] * EVERY)  # the last takes long
 STRICT = ("parallel_outputs", *["tile_gradients"] * EVERY)  # which only the delta rule launches so
 OWN = (*KDA_KERNELS, "tile_inverses", "walk_errors", "walk_gradients", "normalize_rows", *FUSED)
 

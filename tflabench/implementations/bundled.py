@@ -256,6 +256,11 @@ def gla_chunk_size(problem: Problem) -> int:
     return tiling.fitting(gla_plan.default_chunk_size(problem.d_qk, problem.d_hv), problem.seq_len)
 
 
+def tile_chunk_size(problem: Problem) -> int:
+    """Return the steps of a tile of the Triton kernels of KDA, which have a state for each."""
+    return tiling.fitting(delta_plan.TILE, problem.seq_len)
+
+
 def family_chunk_size(gate: Gating, problem: Problem) -> int:
     """Return the chunk size that the PyTorch form of these gates takes where none is given."""
     return min(FAMILIES[gate.family].reference_chunk_size, problem.seq_len)
@@ -328,20 +333,19 @@ def delta_shared_bytes(problem: Problem, capability: tuple[int, int]) -> int:
 
 
 def kda_workspace_bytes(problem: Problem) -> float:
-    """Return the workspace of the Triton kernels of KDA: that of GLA, what k reads with, inverses, R, Z, dk and dg."""
+    """Return the workspace of the Triton kernels of KDA: operands, and of backward errors, states and gradients."""
     p = problem
-    backward = p.pass_ == "fwbw"
-    elements = p.d_qk + delta_plan.TILE + 2 * p.d_hv + backward * (2 * p.d_qk + p.d_hv)
-    more = elements * p.element_bytes + backward * 4 * p.d_qk  # a second dg of steps, float32
-    return gla_workspace_bytes(p) + p.batch * p.heads * p.seq_len * more
+    elements, decays = 3 * p.d_qk + 2 * delta_plan.TILE, 4 * p.d_qk / delta_plan.TILE
+    if p.pass_ == "fwbw":
+        elements += p.d_hv + 2 * p.d_qk * p.d_hv / delta_plan.TILE
+    return p.batch * p.heads * p.seq_len * (elements * p.element_bytes + decays)
 
 
 def kda_shared_bytes(problem: Problem, capability: tuple[int, int]) -> int:
-    """Return the shared memory of the program that needs most: one of the walks, or one of GLA's."""
-    architecture, size = 10 * capability[0] + capability[1], problem.element_bytes
-    chunk_size, device = problem.chunk_size or gla_chunk_size(problem), USUAL._replace(architecture=architecture)
-    _, walks = kda_plan.planned(sizes(problem, group=1), chunk_size, problem.dtype, 1, device)
-    return max(kda_plan.shared_bytes(walks, size, architecture), gla_shared_bytes(problem, capability))
+    """Return the shared memory of the program that needs most: one of the walks, or that of gradients of tiles."""
+    chunk_size = problem.chunk_size or delta_plan.TILE
+    plan = kda_plan.KdaPlan.of(sizes(problem, group=1), chunk_size, problem.dtype, 1)
+    return plan.shared_bytes(problem.element_bytes, 10 * capability[0] + capability[1])
 
 
 # --- What cannot run
@@ -509,7 +513,7 @@ KIMI = {
         lambda _, problem: fused_walks.summed(problem, fused_walks.kda_launches(problem)),
         partial(refuse_walks, hopper_plan.refuses_sizes), "fused_kda", fused_kda_workspace_bytes,
     ),
-    "tfla": _triton(kda_plan.refuses_sizes, "kda", gla_chunk_size, kda_shared_bytes, kda_workspace_bytes),
+    "tfla": _triton(kda_plan.refuses_sizes, "kda", tile_chunk_size, kda_shared_bytes, kda_workspace_bytes),
     "reference": _plain(KDA),
 }  # fmt: skip
 RECURRENCES = (

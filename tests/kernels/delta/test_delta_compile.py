@@ -9,7 +9,7 @@ from compiled import EVERY, compiled_under
 
 from tflabench.kernels.common.sizes import SHARED_MEMORY, USUAL, Sizes
 from tflabench.kernels.delta.plan import WalkTiles
-from tflabench.kernels.kda.plan import planned, shared_bytes
+from tflabench.kernels.kda.plan import KdaPlan
 
 CASES = "wide", "fused", "kda", "fused_kda"
 
@@ -17,7 +17,7 @@ CASES = "wide", "fused", "kda", "fused_kda"
 @pytest.mark.parametrize("triton", ["installed", "oldest"] if EVERY else ["oldest"])
 def test_kernels_fit_the_chip(triton: str) -> None:
     compiled = compiled_under(triton, "compile_delta.py", *CASES, *["fused_documents"] * EVERY)["kernels"]
-    check_of_channels([kernel for kernel in compiled if kernel["case"] == "kda"], triton)
+    check_of_channels([kernel for kernel in compiled if kernel["case"] == "kda"])
     fused = [kernel for kernel in compiled if kernel["case"].startswith("fused")]
     kernels = [kernel for kernel in compiled if kernel["case"] == "wide"]
     check_fused(fused, triton)
@@ -52,13 +52,13 @@ def check_fused(kernels: list[dict[str, Any]], triton: str) -> None:
         assert set(kernel["warnings"]) <= serialised, kernel
 
 
-def check_of_channels(kernels: list[dict[str, Any]], triton: str) -> None:
-    """Kernels with a decay a channel spill nothing, but for those of GLA what they may spill there."""
-    assert {"kda_errors", "kda_gradients"} <= {kernel["kernel"] for kernel in kernels}
-    _, walk = planned(Sizes(2, 16, 16, 4096, 128, 128), 256, "bfloat16", 1, USUAL)
+def check_of_channels(kernels: list[dict[str, Any]]) -> None:
+    """Kernels with a decay a channel spill little, and that where gradients are made."""
+    assert {"tile_operands", "kda_outputs", "kda_gradients"} <= {kernel["kernel"] for kernel in kernels}
+    plan = KdaPlan.of(Sizes(2, 16, 16, 4096, 128, 128), 64, "bfloat16", 1)
     for kernel in kernels:
-        of_gla = kernel["kernel"] == "tile_gradients"
-        assert kernel["spilled_bytes"] <= 700 * of_gla, kernel
-        assert set(kernel["warnings"]) <= ({"C7515"} if of_gla and triton == "oldest" else set()), kernel
+        of_gradients = kernel["kernel"] == "kda_tile_gradients"
+        assert kernel["spilled_bytes"] <= (800 if of_gradients else 100), kernel
+        assert set(kernel["warnings"]) <= ({"C7515"} if of_gradients else set()), kernel
         assert kernel["tensor_cores"], kernel
-        assert kernel["shared_bytes"] <= shared_bytes(walk, 2, 90), kernel
+        assert kernel["shared_bytes"] <= plan.shared_bytes(2, 90), kernel
