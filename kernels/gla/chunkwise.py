@@ -19,7 +19,7 @@ from tflabench.kernels.state import State, float_matrix
 from tflabench.kernels.types import Gating
 
 from .call import GlaCall
-from .gradients import Reader, StatePair, gradients_of_decays, gradients_of_reader
+from .gradients import StatePair, gradients_of_decays, gradients_of_inputs
 from .outputs import d_values, outputs
 from .scores import weigh
 from .states import StateTerms, walk
@@ -86,10 +86,8 @@ def backward(
             back.crossing[:, :, 0] = crossing
     dv = d_values(call, weighted, v, do, back.states, last is not None)
     edges = first is not None or call.places is not None, last is not None or call.places is not None
-    reader = Reader(q, k, v, g, do, weighted, call.scale, strict=False)
-    dq, dk, sums = gradients_of_reader(
-        call, reader, StatePair(states, back.states), edges, gates=options.gate_gradients
-    )
+    pair, gates = StatePair(states, back.states), options.gate_gradients
+    dq, dk, sums = gradients_of_inputs(call, (q, k, v, g, do), weighted, pair, edges, gates=gates)
     dg = None if sums is None else gradients_of_decays(call, g, sums, back.crossing)
     dq, dk, dv, dg = (made_like(x, like) for x, like in ((dq, q), (dk, k), (dv, v), (dg, g)))
     return dq, dk, dv, dg, None, None if initial is None else made_like(back.last, initial.C), None

@@ -83,16 +83,12 @@ class GradientsConfig:
 
     Attributes:
         first, last: the first chunk has a state before it; the last a gradient after it.
-        later: there are gradients of states after chunks.
-        strict: a step does not read what it writes itself.
         gates: dg is written.
         hidden: columns of v and do at a time.
     """
 
     first: bool
     last: bool
-    later: bool
-    strict: bool
     gates: bool
     levels: int
     reach: float
@@ -202,10 +198,7 @@ def gradients_within(inputs, scale, place, sizes, config: tl.constexpr):
     own = tl.sum(tl.where(r[:, None] == r[None, :], ds, 0.0), 1)[:, None]
     ds = tl.where(r[:, None] > r[None, :], ds, 0.0)
     dq, dk, pairs = pair_gradients(ds, q_tile, k_tile, log2, until, config)
-    if not config.strict:
-        dq += own * k_tile.to(tl.float32)
-        dk += own * q_tile.to(tl.float32)
-    return dq, dk, pairs
+    return dq + own * k_tile.to(tl.float32), dk + own * q_tile.to(tl.float32), pairs
 
 
 @triton.jit
@@ -252,9 +245,8 @@ def tile_gradients(inputs, weighted_q, weighted_k, totals, states, written, scal
         from_before = add_tile(from_before, inputs.do, inputs.v, weighted_k, totals, other, place, sizes, config)
 
     from_after = tl.zeros([TILE, BLOCK], tl.float32)
-    if config.later:  # noqa: SIM102  a constant decides alone
-        if (place.chunk != place.chunks - 1) | config.last:
-            from_after = add_state(from_after, inputs.v, states.after, place, sizes, config)
+    if (place.chunk != place.chunks - 1) | config.last:
+        from_after = add_state(from_after, inputs.v, states.after, place, sizes, config)
     for j in range(place.end - 1 - place.tile):
         other = place.end - 1 - j
         from_after = add_tile(from_after, inputs.v, inputs.do, weighted_q, totals, other, place, sizes, config)
@@ -292,24 +284,6 @@ def add_passing(g, dg_within, passing, dg, heads, T, d, config: tl.constexpr):
 # --- On the host ------------------------------------------------------------------------------------------------------
 
 
-class Reader(NamedTuple):
-    """Name what reads a state: tensors (B, H, T, d) in the roles of `GradientInputs`, and what is made of them.
-
-    Attributes:
-        weighted: q and k of tiles; scale: of q.
-        strict: a step does not read what it writes itself.
-    """
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    g: Tensor
-    do: Tensor
-    weighted: Weighted
-    scale: float
-    strict: bool
-
-
 class DecaySums(NamedTuple):
     """Name what `Written` has for dg: (B * H, T, d_qk), and (B * H, tiles, d_qk) twice, float32."""
 
@@ -317,54 +291,56 @@ class DecaySums(NamedTuple):
     ending: Tensor
     beginning: Tensor
 
-    def plus(self, more: DecaySums) -> DecaySums:
-        """Return the sums of two readers, in the place of these."""
-        return DecaySums(*(x.add_(y) for x, y in zip(self, more, strict=True)))
 
-
-def gradients_of_reader(
-    call: GlaCall, reader: Reader, states: StatePair, edges: tuple[bool, bool], *, gates: bool
+def gradients_of_inputs(
+    call: GlaCall,
+    inputs: tuple[Tensor, ...],
+    weighted: Weighted,
+    states: StatePair,
+    edges: tuple[bool, bool],
+    *,
+    gates: bool,
 ) -> tuple[Tensor, Tensor, DecaySums | None]:
     """Return dq and dk like q and k and, with `gates`, the sums for dg.
 
     Args:
-        states: before chunks, and gradients after them, None for none at all.
+        inputs: in the roles of `GradientInputs`.
         edges: whether the first chunk has a state before it, and the last a gradient after it.
     """
-    plan, blocks, weighted = call.plan, call.plan.blocks, reader.weighted
-    dq, dk = empty_rows(reader.q), empty_rows(reader.k)
+    plan, blocks = call.plan, call.plan.blocks
+    dq, dk = map(empty_rows, inputs[:2])
     heads, d = plan.batch * plan.heads, plan.d_qk
     sums = None
     if gates:
         sums = DecaySums(*(dq.new_empty((heads, n, d), dtype=torch.float32) for n in (plan.T, plan.tiles, plan.tiles)))
     enqueue(
         tile_gradients, heads * plan.tiles * cdiv(d, blocks.block),
-        GradientInputs(*map(call.rows, reader[:5])), weighted.q, weighted.k, weighted.totals, states,
-        Written(call.rows(dq), call.rows(dk), *(sums or (None, None, None))), reader.scale,
+        GradientInputs(*map(call.rows, inputs)), weighted.q, weighted.k, weighted.totals, states,
+        Written(call.rows(dq), call.rows(dk), *(sums or (None, None, None))), call.scale,
         OutputSizes(plan.heads, plan.T, d, plan.d_hv, plan.chunk_tiles),
-        config=_config(call, edges, later=states.after is not None, strict=reader.strict, gates=gates),
+        config=_config(call, edges, gates=gates),
         num_warps=8, num_stages=GRADIENT_STAGES if dq.element_size() == 2 else 1,
     )  # fmt: skip
     return dq, dk, sums
 
 
 def gradients_of_decays(call: GlaCall, g: Tensor, sums: DecaySums, crossing: Tensor) -> Tensor:
-    """Return dg in the dtype of g, of the sums of all readers, and what crosses the start of each chunk."""
+    """Return dg in the dtype of g, of their sums, and what crosses the start of each chunk."""
     plan = call.plan
     dg = empty_rows(g)
     enqueue(
         add_passing, plan.batch * plan.heads * plan.tiles * cdiv(plan.d_qk, plan.blocks.block),
         call.rows(g), sums.within, _passing(plan, crossing, sums.ending, sums.beginning), call.rows(dg),
         plan.heads, plan.T, plan.d_qk,
-        config=_config(call, (False, False), later=False, strict=False, gates=True), num_warps=4,
+        config=_config(call, (False, False), gates=True), num_warps=4,
     )  # fmt: skip
     return dg
 
 
-def _config(call: GlaCall, edges: tuple[bool, bool], *, later: bool, strict: bool, gates: bool) -> GradientsConfig:
+def _config(call: GlaCall, edges: tuple[bool, bool], *, gates: bool) -> GradientsConfig:
     plan, blocks = call.plan, call.plan.blocks
     return GradientsConfig(
-        *edges, later, strict, gates, plan.levels, plan.reach, call.precision, blocks.tile, blocks.block, blocks.hidden
+        *edges, gates, plan.levels, plan.reach, call.precision, blocks.tile, blocks.block, blocks.hidden
     )
 
 

@@ -79,9 +79,8 @@ class GlaPlan:
     Attributes:
         chunk_size: steps between two states in memory, a multiple of every tile.
         blocks: how kernels cut it.
-        reach: bits that a channel may close in a tile with one reference for all pairs of its steps; negative: no tile
-            has one.
-        near: steps of the blocks that a tile is halved down to where it has none: their pairs have one.
+        reach: bits that a channel may close in a tile with one reference for all pairs of its steps.
+        near: steps of the blocks that another tile is halved down to: their pairs have one.
         programs: at least as many should run at once.
     """
 

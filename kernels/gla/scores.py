@@ -57,15 +57,9 @@ class ScoresConfig:
     precision: str
 
 
-@triton.jit
-def weigh_tile(q, k, g, weighted, reads, scale, heads, T, d, config: tl.constexpr):
-    """Write `Weighted` of one tile of one head, of q, k, g, `rows.Rows`.
-
-    Args:
-        reads: (B * H, T, d_qk), where k goes with the decays of q; None if it is not asked for.
-
-    Returns: with reads scores of k and k, [tile, tile]; of j > i they are any numbers.
-    """
+@triton.jit(do_not_specialize=["heads"])
+def tile_scores(q, k, g, weighted, scale, heads, T, d, config: tl.constexpr):
+    """Write `Weighted` of one tile of one head, of q, k, g, `rows.Rows`."""
     TILE: tl.constexpr = config.tile
     BLOCK: tl.constexpr = config.block
     tiles = tl.cdiv(T, TILE)
@@ -74,7 +68,6 @@ def weigh_tile(q, k, g, weighted, reads, scale, heads, T, d, config: tl.constexp
     r = tl.arange(0, TILE)
     t = tile * TILE + r
     scores = tl.zeros([TILE, TILE], tl.float32)
-    of_keys = tl.zeros([TILE, TILE], tl.float32)
     for start in range(0, d, BLOCK):
         c = start + tl.arange(0, BLOCK)
         q_tile = load_rows(q, b, h, t, c, T, d)
@@ -85,37 +78,21 @@ def weigh_tile(q, k, g, weighted, reads, scale, heads, T, d, config: tl.constexp
         store_matrix(weighted.k, k_tile.to(tl.float32) * tl.exp2(after), bh, t, c, T, d)
         tl.store(weighted.totals + (bh.to(tl.int64) * tiles + tile) * d + c, tl.sum(log2, 0), mask=c < d)
         scores += pair_scores(q_tile, k_tile, log2, until, config)
-        if reads is not None:
-            store_matrix(reads, k_tile.to(tl.float32) * tl.exp2(until), bh, t, c, T, d)
-            of_keys += pair_scores(k_tile, k_tile, log2, until, config)
     scores = tl.where(r[:, None] >= r[None, :], scale * scores, 0.0)
     store_matrix(weighted.scores, scores, bh, t, r, T, TILE)
-    return of_keys
-
-
-@triton.jit(do_not_specialize=["heads"])
-def tile_scores(q, k, g, weighted, scale, heads, T, d, config: tl.constexpr):
-    """Write `Weighted` of one tile of one head, of q, k, g, `rows.Rows`."""
-    weigh_tile(q, k, g, weighted, None, scale, heads, T, d, config)
-
-
-def empty_weighted(call: GlaCall, q: Tensor) -> Weighted:
-    """Return `Weighted` in the dtype of q, uninitialised."""
-    plan = call.plan
-    heads, T, d = plan.batch * plan.heads, plan.T, plan.d_qk
-    return Weighted(
-        q.new_empty((heads, T, d)),
-        q.new_empty((heads, T, d)),
-        q.new_empty((heads, plan.tiles, d), dtype=torch.float32),
-        q.new_empty((heads, T, plan.blocks.tile)),
-    )
 
 
 def weigh(call: GlaCall, q: Tensor, k: Tensor, g: Tensor) -> Weighted:
     """Return `Weighted` of q, k and g (B, H, T, d_qk), of documents by places."""
-    plan, weighted = call.plan, empty_weighted(call, q)
+    plan, heads = call.plan, call.plan.batch * call.plan.heads
+    weighted = Weighted(
+        q.new_empty((heads, plan.T, plan.d_qk)),
+        q.new_empty((heads, plan.T, plan.d_qk)),
+        q.new_empty((heads, plan.tiles, plan.d_qk), dtype=torch.float32),
+        q.new_empty((heads, plan.T, plan.blocks.tile)),
+    )
     enqueue(
-        tile_scores, plan.batch * plan.heads * plan.tiles,
+        tile_scores, heads * plan.tiles,
         *map(call.rows, (q, k, g)), weighted, call.scale, plan.heads, plan.T, plan.d_qk,
         config=ScoresConfig(plan.blocks.tile, plan.blocks.channels, plan.levels, plan.reach, call.precision),
         num_warps=4, num_stages=1,

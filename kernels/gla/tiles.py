@@ -190,9 +190,7 @@ def pair_scores(q_given, k_given, log2, until, config: tl.constexpr):
         q_given, k_given: [tile, block], in the dtype of the operands of products.
         log2: log decays of the tile; until: their sums up to each step.
     """
-    if config.reach < 0:
-        s = scores_by_halves(q_given, k_given, log2, config)
-    elif one_reference_does(q_given, k_given, log2, config):
+    if one_reference_does(q_given, k_given, log2, config):
         x, y, _, _ = weigh_by_one_reference(q_given, k_given, log2, until)
         s = tl.dot(x, y.T, input_precision=config.precision)  # [tile, block] @ [block, tile] -> [tile, tile]
     else:
@@ -245,9 +243,7 @@ def pair_gradients(ds, q_given, k_given, log2, until, config: tl.constexpr):
         ds: [i, j] float32, gradient of the scores, with their scale, 0 for j >= i.
         q_given, k_given, log2, until, config: as in `pair_scores`; config has `block` too.
     """
-    if config.reach < 0:
-        dq, dk, pairs = gradients_by_halves(ds, q_given, k_given, log2, config)
-    elif one_reference_does(q_given, k_given, log2, config):
+    if one_reference_does(q_given, k_given, log2, config):
         x, y, up, down = weigh_by_one_reference(q_given, k_given, log2, until)
         dq, dk, pairs = weighted_gradients(ds, x, y, up, down, config)
     else:
