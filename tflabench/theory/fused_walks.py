@@ -87,7 +87,7 @@ def delta_launches(problem: Problem, gate: Gate) -> dict[str, LaunchCounts]:
 def gla_launches(problem: Problem) -> dict[str, LaunchCounts]:
     """Return the same of GLA."""
     p, width = problem, problem.element_bytes
-    qk, hv, gates, pieces = p.d_qk * width, p.d_hv * width, p.d_qk * FLOAT, gla_pieces_of(p.d_hv)
+    qk, hv, gates, pieces = p.d_qk * width, p.d_hv * width, p.d_qk * width, gla_pieces_of(p.d_hv)
     through_state, of_qk, of_hv = 2 * p.d_qk * p.d_hv, TILE * p.d_qk, TILE * p.d_hv  # half of the pairs of a tile
     of, backward = sizes(p, p.group), p.pass_ == "fwbw"
     chunk_size = p.chunk_size or gla_chunk_size(of, USUAL)

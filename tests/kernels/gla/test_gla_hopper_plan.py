@@ -27,7 +27,7 @@ def test_launches_move_what_is_counted(pass_: Any, monkeypatch: pytest.MonkeyPat
     def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
         return torch.empty(2, 3, 256, *shape, dtype=dtype, device="meta")
 
-    inputs = Arguments(empty(128), empty(128), empty(256), empty(128, dtype=torch.float32))
+    inputs = Arguments(empty(128), empty(128), empty(256), empty(128))
     options = KernelOptions(GLA, 0.1, 256, return_last_state=False, backward=pass_ == "fwbw")
     nothing: Any = defaultdict(lambda: lambda *_, **__: None)  # which would be interpreted
     monkeypatch.setattr(gates, "look_at_tile", nothing)
