@@ -26,7 +26,7 @@ import triton.language as tl
 from tflabench.kernels.gla.tiles import CLOSED
 
 
-class Decays(NamedTuple):
+class TileDecays(NamedTuple):
     """Sums of log2 decays of a tile and some channels, float32.
 
     Attributes:
@@ -56,12 +56,12 @@ def as_tile(x):
 
 @triton.jit
 def decays_of(log2, inside, config: tl.constexpr):
-    """Return the `Decays` of log2 decays [tile, channels]; inside: which channels there are."""
+    """Return the `TileDecays` of log2 decays [tile, channels]; inside: which channels there are."""
     parts = as_blocks(log2, config.steps)
     near = tl.cumsum(tl.maximum(parts, config.floor), 1)
     near -= 0.5 * (tl.min(near, 1) + tl.max(near, 1))[:, None, :]
     shut = (tl.max(tl.where(inside[None, :], log2, CLOSED), 1) <= CLOSED).to(tl.int32)
-    return Decays(tl.cumsum(parts, 1), near, tl.sum(parts, 1), tl.cumsum(shut, 0))
+    return TileDecays(tl.cumsum(parts, 1), near, tl.sum(parts, 1), tl.cumsum(shut, 0))
 
 
 @triton.jit

@@ -36,10 +36,10 @@ from tflabench.kernels.gla.tiles import load_gates
 
 from .decays import as_blocks, as_tile, decays_in_runs, decays_of, pair_decays
 from .plan import STAGES, KdaCall
-from .tiles import TileConfig, root_strengths
+from .tiles import KdaTileConfig, root_strengths
 
 
-class GradientInputs(NamedTuple):
+class KdaGradientInputs(NamedTuple):
     """Name what the kernel reads: `rows.Rows`, and states before tiles and gradients of those after them."""
 
     q: Any
@@ -147,9 +147,9 @@ def gradients_of_channels(
     grads = tuple(torch.empty_like(x) if x.stride(-1) == 1 else x.new_empty(x.shape) for x in inputs[:3])
     enqueue(
         kda_tile_gradients, batch * heads * plan.tiles * cdiv(d_qk, plan.channels),
-        GradientInputs(*map(rows, inputs), *states), beta, *map(rows, grads),
+        KdaGradientInputs(*map(rows, inputs), *states), beta, *map(rows, grads),
         DeltaSizes(heads, 1, T, d_qk, d_hv, 1, call.scale, 1),
-        config=TileConfig.of(call, q.dtype), COLUMNS=plan.columns,
+        config=KdaTileConfig.of(call, q.dtype), COLUMNS=plan.columns,
         num_warps=8, num_stages=STAGES if q.dtype != torch.float32 else 1,
     )  # fmt: skip
     return grads

@@ -52,7 +52,7 @@ class TileOperands(NamedTuple):
 
 
 @dataclass(frozen=True)
-class TileConfig:
+class KdaTileConfig:
     """Tell what the kernels of tiles are compiled for.
 
     Attributes:
@@ -71,10 +71,10 @@ class TileConfig:
     precision: str
 
     @staticmethod
-    def of(call: KdaCall, dtype: torch.dtype) -> TileConfig:
+    def of(call: KdaCall, dtype: torch.dtype) -> KdaTileConfig:
         """Return that of a call with tensors of a dtype."""
         plan = call.plan
-        return TileConfig(
+        return KdaTileConfig(
             plan.tile, plan.channels, plan.steps, plan.floor, (plan.tile // plan.steps).bit_length(),
             plan.walk.parts, PRECISIONS.get(dtype, call.precision),
         )  # fmt: skip
@@ -154,6 +154,6 @@ def operands_of(call: KdaCall, q: Tensor, k: Tensor, g: Tensor, beta: Tensor) ->
     enqueue(
         tile_operands, sizes.rows * plan.tiles,
         *map(rows, (q, k, g)), beta, operands, call.scale, sizes.heads, sizes.steps, sizes.d_qk,
-        config=TileConfig.of(call, q.dtype), num_warps=8, num_stages=1,
+        config=KdaTileConfig.of(call, q.dtype), num_warps=8, num_stages=1,
     )  # fmt: skip
     return operands
