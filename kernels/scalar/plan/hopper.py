@@ -430,10 +430,11 @@ def takes_documents(sizes: Sizes, device: Device, lengths: list[int], *, states:
     """
     walk = of_documents(sizes, device, len(lengths)).h
     at_once = walk.programs // walk.pieces
-    return one_launch_pays(at_once, sizes, lengths, states=states) and (states or heads_together(held(sizes)) == 1)
+    pays = one_launch_pays(at_once, sizes, lengths, states=states, longer=LONGER)
+    return pays and (states or heads_together(held(sizes)) == 1)
 
 
-def one_launch_pays(at_once: int, sizes: Sizes, lengths: list[int], *, states: bool, longer: float = LONGER) -> bool:
+def one_launch_pays(at_once: int, sizes: Sizes, lengths: list[int], *, states: bool, longer: float) -> bool:
     """Return what `takes_documents` does, where programs walk over so many documents at once, of one head each.
 
     Args:

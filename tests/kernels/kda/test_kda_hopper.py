@@ -46,7 +46,7 @@ def test_forward_and_every_gradient(case: Case, monkeypatch: pytest.MonkeyPatch)
     ("source", "right", "mistaken"),
     [
         ("delta/walk", "ring.producer_acquire(stage)", "pass"),  # a slot is overwritten
-        ("delta/forward", "tma.store_wait(pendings=1)  # Z", "pass  # Z"),  # a state is overwritten
+        ("delta/walks", "tma.store_wait(pendings=1)  # Z", "pass  # Z"),  # a state is overwritten
         ("kda/gradients", "mbarrier.wait(full, 0)\n    dq", "dq"),  # q and k that have not arrived
         ("kda/operands", "mbarrier.wait(loaded.index(c), 0)", "pass"),
     ],
