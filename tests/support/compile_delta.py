@@ -71,7 +71,6 @@ FUSED = (
     "walk_outputs_of_channels", *["walk_values_of_channels", "gradients_of_tiles"] * EVERY,
 )  # fmt: skip
 KDA_KERNELS = ("tile_operands", "kda_outputs", "kda_gradients", *["kda_tile_gradients"] * EVERY)  # the last takes long
-STRICT = ("parallel_outputs", *["tile_gradients"] * EVERY)  # which only the delta rule launches so
 OWN = (*KDA_KERNELS, "tile_inverses", "walk_errors", "walk_gradients", "normalize_rows", *FUSED)
 
 
@@ -83,7 +82,7 @@ def main() -> None:
         variants: dict[tuple[str, str], Launch] = {}  # of a kernel, or the last of each: backward, which does more
         for launch in caught:
             kernel, config = launch[0].__name__, str(launch[2].get("config"))
-            if kernel in OWN or (kernel in STRICT and "strict=True" in config):
+            if kernel in OWN or (kernel == "parallel_outputs" and "strict=True" in config):  # no other family's is
                 variants[kernel, config * EVERY] = launch
         rows += [compiled(launch, CASES[name][0]) | {"case": name} for launch in variants.values()]
     json.dump({"triton": triton.__version__, "kernels": rows}, sys.stdout)

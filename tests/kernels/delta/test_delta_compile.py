@@ -57,8 +57,8 @@ def check_of_channels(kernels: list[dict[str, Any]]) -> None:
     assert {"tile_operands", "kda_outputs", "kda_gradients"} <= {kernel["kernel"] for kernel in kernels}
     plan = KdaPlan.of(Sizes(2, 16, 16, 4096, 128, 128), 64, "bfloat16", 1)
     for kernel in kernels:
-        of_gradients = kernel["kernel"] == "kda_tile_gradients"
-        assert kernel["spilled_bytes"] <= (800 if of_gradients else 100), kernel
-        assert set(kernel["warnings"]) <= ({"C7515"} if of_gradients else set()), kernel
+        most = {"kda_tile_gradients": 800, "tile_operands": 100}
+        assert kernel["spilled_bytes"] <= most.get(kernel["kernel"], 0), kernel
+        assert set(kernel["warnings"]) <= ({"C7515"} if kernel["kernel"] == "kda_tile_gradients" else set()), kernel
         assert kernel["tensor_cores"], kernel
         assert kernel["shared_bytes"] <= plan.shared_bytes(2, 90), kernel

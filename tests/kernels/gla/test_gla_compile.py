@@ -10,7 +10,7 @@ from compiled import EVERY, compiled_under
 from tflabench.kernels.common.sizes import SHARED_MEMORY
 from tflabench.kernels.gla.plan import Blocks
 
-SPILLED_BYTES = 760  # stores and loads, of dq, dk and dg in one program: fewer registers a thread were slower
+SPILLED_BYTES = 700  # stores and loads, of dq, dk and dg in one program: fewer registers a thread were slower
 MULTIPLYING = {"tile_scores", "chunk_states", "parallel_outputs", "tile_gradients"}
 
 
@@ -33,7 +33,8 @@ def test_kernels_fit_the_chip(compiled: list[dict[str, Any]]) -> None:
         assert kernels.keys() >= {*MULTIPLYING, "add_passing"} | ({"join_segments"} if case == "wide" else set())
         assert 0.75 * needed <= max(kernel["shared_bytes"] for kernel in kernels.values()) <= needed
         for name, kernel in kernels.items():
-            assert kernel["spilled_bytes"] <= SPILLED_BYTES, kernel
+            of_places = 60 * ((case, name) == ("documents", "tile_gradients"))  # which it keeps beside its sums
+            assert kernel["spilled_bytes"] <= SPILLED_BYTES + of_places, kernel
             assert not kernel["warnings"], kernel
             assert kernel["tensor_cores"] or name not in MULTIPLYING, kernel
 
