@@ -20,11 +20,11 @@ def figures(device: torch.device) -> Device:
     if device.type != "cuda":
         return USUAL
     cuda: Any = torch.cuda
-    told = cuda.get_device_properties(device)
-    clock = getattr(told, "memory_clock_rate", 0)  # kHz; AMD's drivers may not tell
-    width = getattr(told, "memory_bus_width", 0)  # bits, two for each clock
+    properties = cuda.get_device_properties(device)
+    clock = getattr(properties, "memory_clock_rate", 0)  # kHz; AMD's drivers may not tell
+    width = getattr(properties, "memory_bus_width", 0)  # bits, two for each clock
     bandwidth = in_steps(2e3 * clock * width / 8) if clock and width else USUAL.bandwidth
-    return Device(10 * told.major + told.minor, told.multi_processor_count, bandwidth)
+    return Device(10 * properties.major + properties.minor, properties.multi_processor_count, bandwidth)
 
 
 def float32_precision(dtype: torch.dtype) -> str:

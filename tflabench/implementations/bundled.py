@@ -462,10 +462,15 @@ def _hopper(gate: GateName) -> Implementation:
 
 
 def _fused(
-    cost: Callable[[Recurrence, Problem], Cost], refuses: Callable[[Problem, str], str | None], name: str,
-    workspace_bytes: Callable[[Problem], float],
+    launches: Callable[[Recurrence, Problem], dict[str, fused_walks.LaunchCounts]],
+    refuses: Callable[[Problem, str], str | None],
+    name: str, workspace_bytes: Callable[[Problem], float],
 ) -> Variant:  # fmt: skip
     """Return the fused kernels of a family whose VERSIONS has them by this name."""
+
+    def cost(op: Recurrence, problem: Problem) -> Cost:
+        return fused_walks.summed(problem, launches(op, problem))
+
     facts = {"refuses": refuses, "version": VERSIONS[name], "workspace_bytes": workspace_bytes}
     return Variant("hopper_{}", "fused for Hopper", cost, FUSED | facts)
 
@@ -493,15 +498,15 @@ SCALAR = {
 }
 CHANNEL_GATES = {
     "hopper": _fused(
-        lambda _, problem: fused_walks.summed(problem, fused_walks.gla_launches(problem)),
-        partial(refuse_walks, gla_hopper_plan.refuses_sizes), "fused_gla", fused_gla_workspace_bytes,
+        lambda _, problem: fused_walks.gla_launches(problem), partial(refuse_walks, gla_hopper_plan.refuses_sizes),
+        "fused_gla", fused_gla_workspace_bytes,
     ),
     "tfla": _triton(tiling.refuses_sizes, "gla", gla_chunk_size, gla_shared_bytes, gla_workspace_bytes),
     "reference": _plain(GLA),
 }  # fmt: skip
 DELTA = {
     "hopper": _fused(
-        lambda op, problem: fused_walks.summed(problem, fused_walks.delta_launches(problem, op.counts)),
+        lambda op, problem: fused_walks.delta_launches(problem, op.counts),
         partial(refuse_walks, hopper_plan.refuses_sizes, dtypes=hopper_plan.DTYPES), "fused_delta",
         fused_delta_workspace_bytes,
     ),
@@ -510,8 +515,8 @@ DELTA = {
 }  # fmt: skip
 KIMI = {
     "hopper": _fused(
-        lambda _, problem: fused_walks.summed(problem, fused_walks.kda_launches(problem)),
-        partial(refuse_walks, hopper_plan.refuses_sizes), "fused_kda", fused_kda_workspace_bytes,
+        lambda _, problem: fused_walks.kda_launches(problem), partial(refuse_walks, hopper_plan.refuses_sizes),
+        "fused_kda", fused_kda_workspace_bytes,
     ),
     "tfla": _triton(kda_plan.refuses_sizes, "kda", tile_chunk_size, kda_shared_bytes, kda_workspace_bytes),
     "reference": _plain(KDA),
