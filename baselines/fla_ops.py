@@ -65,7 +65,7 @@ class Op:
     """One function of fla.
 
     Attributes:
-        name, title: of the implementation.
+        name, title: of the implementation, whose title says fla too.
         module, function: where it is; the module below fla.ops.
         decay: what g is: none, a log decay a head or a channel, or a constant a head by this function of its index.
         gates: as `Implementation.gates`.
@@ -125,7 +125,7 @@ OPS = (
     ),
     Op(
         "fla_lightning",
-        "Lightning attention chunk (fla)",
+        "Lightning attention chunk",
         "lightning_attn",
         "chunk_lightning_attn",
         lightning_decay,
@@ -423,7 +423,7 @@ def implementation(op: Op) -> Implementation:
     return Implementation(
         name=op.name,
         family="linear_attention",
-        title=op.title,
+        title=f"{op.title} (fla)",
         build=partial(build, op),
         refuses=partial(refuses, op),
         cost=partial(cost, op),
@@ -446,7 +446,7 @@ def _step(op: Op) -> Implementation:
     return replace(
         implementation(op),
         name=f"step_{op.name}",
-        title=f"{op.title.removesuffix(' chunk')} fused recurrent step",
+        title=f"{op.title.removesuffix(' chunk')} fused recurrent step (fla)",
         build=partial(build_step, op),
         refuses=partial(refuses_step, op),
         formulation="recurrent",
@@ -460,7 +460,7 @@ def _mlstm(op: Op) -> Implementation:
         implementation(op),
         name=op.name.replace("simple_gla", "mlstm_sig"),
         family="mlstm",
-        title=f"mLSTMsig by {op.title}",
+        title=f"mLSTMsig by {op.title} (fla)",
         build=partial(build_mlstm, op),
         cost=partial(mlstm_cost, op),
         gate="sig",

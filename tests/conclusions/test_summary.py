@@ -89,6 +89,14 @@ def test_the_fastest_row_meets_the_next_best_of_another_owner():
     )
 
 
+def test_kernels_of_one_function_meet_each_other_where_a_comparison_has_several_functions():
+    of_kda = [row(name, ms, gate=None, heads=32, d_hv=128) for name, ms in (("cudnn_kda", 2.0), ("fla_kda", 6.0))]
+    first, second = (closing([row("hopper_sig", 1.0), *of_kda, row("tfla_sig_xl", 1.5)]) or "").splitlines()
+    assert "1.50 ± 0.01 times faster than tfla_sig_xl" in first
+    assert "heads 32x128: cudnn_kda" in second
+    assert "3.00 ± 0.03 times faster than fla_kda" in second
+
+
 def test_a_row_apart_or_throttled_leaves_the_ratios_of_the_others():
     for apart in ({"tuned": IN_PART}, {"throttled": True}):
         rows = [row(ms=1.0), row("sdpa", ms=2.0, **apart), row("fla_gla", ms=3.0)]

@@ -14,7 +14,7 @@ from rich.text import Text
 from tflabench.conclusions.compare import Tolerance, judge, threshold_of
 from tflabench.conclusions.ratio import Ratio, questions, ratio, timed
 from tflabench.conclusions.tables import FittedTable, TableColumn, plain
-from tflabench.implementations.registry import owner
+from tflabench.implementations.registry import operation, owner
 from tflabench.rows.labels import (
     PASS_TITLES,
     THROTTLED,
@@ -64,22 +64,27 @@ def beaten(best: Row, rows: Iterable[Row]) -> Iterator[tuple[Row, Ratio]]:
 
 
 def closing(rows: Sequence[Row]) -> str | None:
-    """Return what a closed comparison says in one line: its fastest implementation, and by how much; None of one.
+    """Return what a closed comparison says: its fastest implementation, and by how much; None of one.
 
-    Throttled rows that were slower are left out by name.
+    What computes the same has a line of its own, where there are several that do. Throttled rows that were slower are
+    left out by name.
     """
     measured = sorted(filter(timed, rows), key=lambda row: row.ms_median or 0.0)
-    if len({row.implementation for row in measured}) < 2:
-        return None
-    best, *slower = measured
-    parts = []
-    if rival := next(beaten(best, slower), None):
-        row, over = rival
-        times = f"{'at least ' if over.bound else ''}{over.value:.2f} ± {over.margin:.2f}"
-        parts.append(f"{label(best)} {milliseconds(best)}, {times} times faster than {label(row)}")
-    if throttled := ", ".join(dict.fromkeys(label(row) for row in slower if row.throttled)):
-        parts.append(f"left out, throttled: {throttled}")
-    return f"{PASS_TITLES[best.pass_]}, {size(best)}: {'; '.join(parts)}" if parts else None
+    alike: dict[str, list[Row]] = defaultdict(list)
+    for row in measured:
+        alike[operation(row.implementation, row.gate) or row.implementation].append(row)
+    several = [group for group in (*alike.values(), measured) if len({row.implementation for row in group}) > 1]
+    lines = []
+    for best, *slower in several[:-1] or several:
+        parts = []
+        if rival := next(beaten(best, slower), None):
+            row, over = rival
+            times = f"{'at least ' if over.bound else ''}{over.value:.2f} ± {over.margin:.2f}"
+            parts.append(f"{label(best)} {milliseconds(best)}, {times} times faster than {label(row)}")
+        if throttled := ", ".join(dict.fromkeys(label(row) for row in slower if row.throttled)):
+            parts.append(f"left out, throttled: {throttled}")
+        lines += [f"{PASS_TITLES[best.pass_]}, {size(best)}: {'; '.join(parts)}"] if parts else []
+    return "\n".join(lines) or None
 
 
 def ending(
@@ -266,8 +271,8 @@ def notes(rows: Sequence[Row]) -> Iterator[str]:
     for roof, column in (("the bound", "percent_of_bound"), ("their own roofline", "percent_of_own_roofline")):
         if above := [percent for row in rows if (percent := getattr(row, column) or 0.0) > 100]:
             yield (
-                f"above {roof} ({len(above)}x, up to {max(above):.0f}%): the kernel skips work, the ceilings were "
-                "measured on a busy machine, or data stayed in a cache; `tflabench calibrate` measures ceilings again"
+                f"above {roof} ({len(above)}x, up to {max(above):.0f}%): the stored ceilings are too low, as of a busy "
+                "machine (`tflabench calibrate` measures them anew), the kernel skips work, or data stayed in a cache"
             )
     if count := sum(on_datasheet(row.ceilings) for row in rows if row.ms_median is not None):
         yield f"datasheet ceilings ({count}x): no machine reaches them; `tflabench calibrate` measures this one's"
