@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from tflabench.baselines import fla_ops
-from tflabench.baselines.packages import refuse, require_capability
+from tflabench.baselines.packages import refuse
 from tflabench.implementations.adapter import OTHERS, Case
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ OP = next(op for op in fla_ops.OPS if op.name == "fla_gated_delta_net")
 
 def build(problem: Problem, device: torch.device) -> Case:
     """Return the Case of its chunk_gdn."""
-    require_capability(device, 8)
     function: Any = import_module("attn_gym.linear").chunk_gdn
     inputs = fla_ops.inputs_of_serving(OP, problem, device, normalizes=False)
     q, k, v, g, beta = (inputs[name] for name in ("q", "k", "v", "g", "beta"))

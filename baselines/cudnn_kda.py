@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from tflabench.baselines import fla_ops
-from tflabench.baselines.packages import refuse, require_capability
+from tflabench.baselines.packages import refuse
 from tflabench.implementations.adapter import Case, Owner
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ def build(problem: Problem, device: torch.device) -> Case:
     """Return the Case of kimi_delta_attention."""
     import torch
 
-    require_capability(device, 9, 9)
     function: Any = import_module("cudnn.linear_attention.ops").kimi_delta_attention
     normalizes = problem.pass_ == "fw"
     inputs = fla_ops.inputs_of_serving(OP, problem, device, normalizes=normalizes)

@@ -16,7 +16,7 @@ from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
-from tflabench.baselines.packages import EINOPS, import_inner, refuse, require_capability
+from tflabench.baselines.packages import EINOPS, import_inner, refuse
 from tflabench.baselines.recurrences import decay_gradient_as_summed
 from tflabench.implementations import registry
 from tflabench.implementations.adapter import (
@@ -166,7 +166,6 @@ def sound_function(op: Op, problem: Problem, device: torch.device) -> Callable[.
     Raises:
         Unsupported: this version of fla has the function no more, or refuses its backward pass on this GPU.
     """
-    require_capability(device, 8)
     os.environ.update(HANDED_ON)
     function = getattr(module_of(op), op.function)
     if not inspect.signature(function).parameters.keys() & {"q", "r"}:  # only a message is left of it
@@ -250,7 +249,6 @@ def build_step(op: Op, problem: Problem, device: torch.device) -> Case:
     """Return the Case of a decode step by the fused recurrent form of a delta rule, of the inputs of ours."""
     import torch
 
-    require_capability(device, 8)
     name = f"fused_recurrent_{op.module}"
     function = getattr(module_of(op), name)
     case = registry.get(f"step_{op.operation}").build(problem, device)

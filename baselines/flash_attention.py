@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tflabench.baselines import sdpa
-from tflabench.baselines.packages import EINOPS, refuse, require_capability
+from tflabench.baselines.packages import EINOPS, refuse
 from tflabench.implementations.adapter import ATTENTION, Case, Implementation, attention_inputs
 from tflabench.problem import Problem
 
@@ -77,7 +77,6 @@ def oracle(inputs: Mapping[str, Tensor]) -> Tensor:
 
 def build(version: Version, problem: Problem, device: torch.device) -> Case:
     """Return the Case of a version of FlashAttention."""
-    require_capability(device, version.lowest, version.highest)
     attention = importlib.import_module(version.module).flash_attn_func
     inputs = attention_inputs(problem, device)
     q, k, v = inputs.values()

@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from tflabench.baselines import fla_ops
-from tflabench.baselines.packages import refuse, require_capability
+from tflabench.baselines.packages import refuse
 from tflabench.implementations.adapter import Case, Owner
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ OP = next(op for op in fla_ops.OPS if op.name == "fla_gated_delta_net")
 
 def build(problem: Problem, device: torch.device) -> Case:
     """Return the Case of its chunk_gated_delta_rule."""
-    require_capability(device, 9)
     function: Any = import_module("flash_qla").chunk_gated_delta_rule
     inputs = fla_ops.drawn_inputs(OP, problem, device)
     inputs["g"] = inputs["g"].detach().float().requires_grad_(inputs["g"].requires_grad)

@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tflabench.baselines import fla_ops
-from tflabench.baselines.packages import import_inner, refuse, require_capability
+from tflabench.baselines.packages import import_inner, refuse
 from tflabench.implementations import registry
 from tflabench.implementations.adapter import Case, FinalStates, Owner, attention_inputs
 from tflabench.implementations.bundled import refuse_sequence
@@ -42,7 +42,6 @@ def build(problem: Problem, device: torch.device) -> Case:
     """Return the Case of its chunk_gated_delta_rule."""
     import torch
 
-    require_capability(device, 9)
     function = module().chunk_gated_delta_rule
     inputs = fla_ops.inputs_of_serving(OP, problem, device, normalizes=False)
     arguments = dict(inputs)
@@ -62,7 +61,6 @@ def build_step(problem: Problem, device: torch.device) -> Case:
     import torch
     from torch.nn.functional import logsigmoid
 
-    require_capability(device, 9)
     function = module("gdn_decode").gated_delta_rule_decode_pretranspose
     ours = registry.get("step_gated_delta_net").build(problem, device)
     drawn = attention_inputs(problem, device, g=(), beta=())

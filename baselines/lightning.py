@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
-from tflabench.baselines.packages import EINOPS, refuse, require_capability
+from tflabench.baselines.packages import EINOPS, refuse
 from tflabench.implementations.adapter import OTHERS, Case, Implementation, attention_inputs
 from tflabench.problem import Problem
 from tflabench.theory import linear_attention
@@ -39,7 +39,6 @@ def build(problem: Problem, device: torch.device) -> Case:
     """Return the Case of lightning_attn."""
     import torch
 
-    require_capability(device, 8)
     attention = importlib.import_module(MODULE).lightning_attn_func
     inputs = attention_inputs(problem, device, "bhtd")
     q, k, v = inputs.values()

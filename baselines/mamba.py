@@ -13,7 +13,7 @@ from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from tflabench.baselines.packages import EINOPS, import_inner, refuse, require_capability
+from tflabench.baselines.packages import EINOPS, import_inner, refuse
 from tflabench.implementations.adapter import Case, Implementation, Owner, draw
 from tflabench.implementations.bundled import mamba2_inputs, mamba2_parameters
 from tflabench.problem import Problem
@@ -96,7 +96,6 @@ def scan_oracle(inputs: Mapping[str, Tensor]) -> Tensor:
 
 def build_ssd(problem: Problem, device: torch.device) -> Case:
     """Mamba 2: x (B, T, H, P), dt (B, T, H), B and C (B, T, 1, N)."""
-    require_capability(device, 8)
     scan = _ssd_module().mamba_chunk_scan_combined
     inputs = mamba2_inputs(problem, device)
     x, dt, B, C, A, D, dt_bias = inputs.values()
@@ -128,7 +127,6 @@ def ssd_oracle(inputs: Mapping[str, Tensor]) -> Tensor:
 
 def build_conv(problem: Problem, device: torch.device) -> Case:
     """Mamba 2's fused entry: convolution, scan and gate; z, x, B, C and dt side by side in one (B, T, 1, channels)."""
-    require_capability(device, 8)
     scan = _ssd_module().mamba_split_conv1d_scan_combined
     inner, mixed = problem.heads * problem.d_hv, problem.heads * problem.d_hv + 2 * problem.d_qk
     inputs = draw(problem, device, {"zxbcdt": (problem.batch, problem.seq_len, 1, inner + mixed + problem.heads)})

@@ -1,4 +1,4 @@
-"""Needs of baselines: modules deep in a library, and a GPU that their kernels know."""
+"""Needs of baselines: modules deep in a library, and problems that its kernels take."""
 
 from __future__ import annotations
 
@@ -8,14 +8,9 @@ import sys
 from collections.abc import Mapping
 from itertools import accumulate
 from types import ModuleType
-from typing import TYPE_CHECKING
 
-from tflabench.implementations.adapter import Unsupported, needs_capability
 from tflabench.implementations.packages import installed
 from tflabench.problem import Problem
-
-if TYPE_CHECKING:
-    import torch
 
 EINOPS = {"einops": "pip install einops"}
 
@@ -84,18 +79,3 @@ def refuse(
         taken = " and ".join(f"{size}/{size}" for size in heads)
         return f"takes heads of {taken}, not {problem.d_qk}/{problem.d_hv}"
     return None
-
-
-def require_capability(device: torch.device, lowest: int, highest: int = 12) -> None:
-    """Refuse a GPU whose compute capability is out of range; `lowest` and `highest` are the majors.
-
-    Raises:
-        Unsupported: this GPU has another one.
-    """
-    import torch
-
-    if device.type != "cuda":
-        return
-    capability = torch.cuda.get_device_capability(device)
-    if not lowest <= capability[0] <= highest:
-        raise Unsupported(needs_capability(lowest, highest, capability))

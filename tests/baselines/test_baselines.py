@@ -19,9 +19,10 @@ from tflabench import ops
 from tflabench.baselines import fla_ops, fla_rwkv7, flash_attention, lightning, mamba, nxai, packages
 from tflabench.baselines.recurrences import normalized, recurrence, selective_scan
 from tflabench.bench.verify import verify
+from tflabench.bench.worker import Worker
 from tflabench.implementations import registry
 from tflabench.implementations.adapter import Unsupported, differentiate, suffix_sum
-from tflabench.implementations.packages import package_version
+from tflabench.implementations.packages import package_version, taken_as_installed
 from tflabench.problem import Problem
 
 CPU = torch.device("cpu")
@@ -463,13 +464,20 @@ def test_mlstm_kernels_says_which_triton_it_needs(monkeypatch, version, exp, sig
 
 
 @pytest.mark.parametrize(
-    ("capability", "lowest", "highest", "wanted"),
-    [((8, 0), 9, 9, "9.x, not 8.0"), ((10, 0), 9, 9, "9.x, not 10.0"), ((7, 5), 8, 12, "8.0 or above, not 7.5")],
+    ("name", "capability", "wanted"),
+    [
+        ("cudnn_kda", (8, 0), "9.x, not 8.0"),
+        ("cudnn_kda", (10, 0), "9.x, not 10.0"),
+        ("fla_gla", (7, 5), "8.0 or above"),
+    ],
 )
-def test_a_gpu_without_kernels_is_named(monkeypatch, capability, lowest, highest, wanted):
+def test_a_gpu_without_kernels_is_named_before_anything_is_built(monkeypatch, name, capability, wanted):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    with pytest.raises(Unsupported, match=f"compute capability {wanted}"):
-        packages.require_capability(torch.device("cuda"), lowest, highest)
+    worker = Worker("cuda", lambda answer: None)
+    worker.device = torch.device("cuda")
+    problem = PROBLEM.with_(d_qk=128, d_hv=128, dtype="bfloat16")
+    with taken_as_installed(), pytest.raises(Unsupported, match=f"compute capability {wanted}"):
+        worker._ready(name, problem)
 
 
 def test_a_module_inside_a_package_is_found_without_importing_it(stand_ins):

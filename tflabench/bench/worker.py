@@ -357,15 +357,19 @@ class Worker:
         from tflabench.bench.inputs import InputSlots
         from tflabench.bench.measure import require_timers
         from tflabench.implementations import registry
-        from tflabench.implementations.adapter import Case
+        from tflabench.implementations.adapter import Case, Unsupported
 
         self.answer({"stage": "building"})
         torch.manual_seed(problem.seed)
-        build: Callable[..., object] = registry.get(implementation).build
+        impl = registry.get(implementation)
+        capability = torch.cuda.get_device_capability(self.device) if self.device_type == "cuda" else None
+        if reason := impl.refusal(problem, self.device_type, capability):
+            raise Unsupported(reason)
+        build: Callable[..., object] = impl.build
         if problem.ranks:
             from tflabench.bench import ranks
 
-            build = partial(ranks.build, registry.get(implementation))
+            build = partial(ranks.build, impl)
         case = build(problem, self.device)
         if not isinstance(case, Case):
             raise TypeError(f"build returned {type(case).__name__}: it must return a Case")

@@ -240,8 +240,10 @@ class Implementation:
             return reason
         if problem.group > 1 and not self.groups:
             return f"takes as many heads of q and k as of v: heads_qk must be {problem.heads}, not {problem.heads_qk}"
-        if self.majors and capability and not self.majors[0] <= capability[0] <= self.majors[1]:
-            return needs_capability(*self.majors, capability)
+        lowest, highest = self.majors or (0, 0)
+        if self.majors and capability and not lowest <= capability[0] <= highest:
+            wanted = f"{lowest}.x" if lowest == highest else f"{lowest}.0 or above"
+            return f"needs a GPU of compute capability {wanted}, not {capability[0]}.{capability[1]}"
         return None
 
     def refusal_on(self, problem: Problem, gpu: Gpu) -> str | None:
@@ -276,12 +278,6 @@ class Implementation:
         from tflabench.theory.call_cost import call_cost
 
         return self.cost(problem) if self.cost else call_cost(problem, self.formulation, self.gate)
-
-
-def needs_capability(lowest: int, highest: int, capability: tuple[int, int]) -> str:
-    """Return why a GPU of this compute capability is refused where majors from `lowest` to `highest` are taken."""
-    wanted = f"{lowest}.x" if lowest == highest else f"{lowest}.0 or above"
-    return f"needs a GPU of compute capability {wanted}, not {capability[0]}.{capability[1]}"
 
 
 def draw(problem: Problem, device: torch.device, shapes: Mapping[str, Sequence[int]]) -> dict[str, Tensor]:
