@@ -7,7 +7,6 @@ which asks `backends` for kernels. `step` has the decode step.
 
 from __future__ import annotations
 
-import functools
 from contextlib import nullcontext
 from typing import Any, Literal, NamedTuple, Protocol, TypedDict, Unpack, cast, overload
 
@@ -63,8 +62,9 @@ class CommonOptions(TypedDict, total=False):
             `cu_seqlens` and `initial_state` are those of the whole sequence, the same on all ranks; the last state is
             that after a rank's own steps, of documents zero where it has none of them. If one rank goes backward, all
             must. torch.compile leaves such a call to Python.
-        deterministic_layout: each row of the batch, or document, is computed by itself, one after the other. Then its
-            bits do not depend on the others. False, the default, is faster where a row alone does not fill a GPU.
+        deterministic_layout: kernels divide a row of the batch, or a document, by its T, as if it were alone. Then its
+            bits do not depend on the others; those of the reference may. False, the default, is faster where a row
+            alone does not fill a GPU.
     """
 
     layout: Layout
@@ -195,8 +195,6 @@ def compute(
         check_one_dtype(q, k, v)
     call = Arguments(q, k, v, f, i, chosen.initial_state, skip)
     run: Any = _run_on_ranks if chosen.group is not None else _run if chosen.cu_seqlens is None else _run_packed
-    if chosen.deterministic_layout and chosen.cu_seqlens is None:
-        run = functools.partial(_run_rows, run)
     with nullcontext() if low is None else torch.autocast(q.device.type, enabled=False):
         h, last = run(call, gate, chosen, return_last_state)
     if chosen.layout == "bthd":
@@ -240,14 +238,6 @@ def _check_options(q: Tensor, v: Tensor, gate: Gating, skip: Tensor | None, chos
     check_implementation(chosen.implementation, gate)
 
 
-def _run_rows(
-    run: Any, call: Arguments, gate: Gating, chosen: _Chosen, return_last_state: bool
-) -> tuple[Tensor, State | None]:
-    """Return h and the last state as `run` does, of one row of the batch after the other."""
-    made = [run(row, gate, chosen, return_last_state) for row in packed.rows(call)]
-    return torch.cat([h for h, _ in made]), packed.joined([last for _, last in made]) if return_last_state else None
-
-
 def _run_packed(call: Arguments, gate: Gating, chosen: _Chosen, return_last_state: bool) -> tuple[Tensor, State | None]:
     """Return h (1, H, T, d_hv) of documents laid end to end, and the last State of each."""
     assert chosen.cu_seqlens is not None
@@ -255,8 +245,7 @@ def _run_packed(call: Arguments, gate: Gating, chosen: _Chosen, return_last_stat
     if count == 1:
         return _run(call, gate, chosen, return_last_state)
     if chosen.deterministic_layout:
-        runs = packed.runs(packed.bounds(chosen.cu_seqlens, T), alone=True)
-        return _run_batches(call, gate, chosen, return_last_state, runs)
+        return _run_batches(call, gate, chosen, return_last_state, packed.runs(packed.bounds(chosen.cu_seqlens, T)))
     states, family = call.initial is not None or return_last_state, family_of(gate)
     # Without states they can be one sequence, whose gate is shut where a document begins.
     one_sequence = not states and gate.forget_of is not None
@@ -350,7 +339,9 @@ def _prepared(call: Arguments, gate: Gating, chosen: _Chosen) -> tuple[chunkwise
     implementation = chosen.implementation
     if implementation == "auto" and only_reference(call.q, call.v, gate) is not None:
         implementation = "reference"
-    setup = chunkwise_operator.Setup(implementation, gate, chosen.state_dtype, chosen.config)
+    setup = chunkwise_operator.Setup(
+        implementation, gate, chosen.state_dtype, chosen.config, chosen.deterministic_layout
+    )
     return setup, scale, None if chosen.chunk_size == "auto" else chosen.chunk_size
 
 
@@ -377,7 +368,7 @@ def _run_on_ranks(
 
     same = {
         "implementation": chosen.implementation, "chunk_size": chosen.chunk_size, "scale": chosen.scale,
-        "state_dtype": str(chosen.state_dtype),
+        "state_dtype": str(chosen.state_dtype), "deterministic_layout": chosen.deterministic_layout,
     }  # fmt: skip
     h, last = context.run(call, gate, chosen.group, chosen.cu_seqlens, same, kernels, inside)
     plain = chosen.implementation == "reference"

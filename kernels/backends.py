@@ -120,6 +120,7 @@ def resolve(
     chunk_size: int | None,
     backward: bool,
     config: Any,
+    deterministic_layout: bool = False,
 ) -> tuple[str, int, list[str]]:
     """Find the first kernels of `implementation`, a name or a group, that run here.
 
@@ -127,6 +128,7 @@ def resolve(
         q, v: (B, H, T, d_qk) and (B, H, T, d_hv); only shape, dtype and device are read. Sizes may be symbols.
         chunk_size: None lets the kernels choose.
         backward: whether there will be one, which decides the chunk size that they choose.
+        deterministic_layout: they choose that of one row of the batch.
 
     Returns:
         Their name, their chunk size L, and why each that was tried before them does not run.
@@ -135,12 +137,13 @@ def resolve(
         ValueError: none can run here, with the reason of each.
     """
     refused: list[str] = []
+    chosen_by = (q[:1], v[:1]) if deterministic_layout else (q, v)
     for name in family_of(gate).tried.get(implementation, (implementation,)):
         kernels = kernels_of(gate.family, name)
         if implementation == "auto" and chunk_size is not None and chunk_size < kernels.auto_from:
             refused.append(f"{name} is slower than the next at a chunk_size below {kernels.auto_from}")
             continue
-        L = kernels.default_chunk_size(q, v, gate=gate, backward=backward) if chunk_size is None else chunk_size
+        L = kernels.default_chunk_size(*chosen_by, gate=gate, backward=backward) if chunk_size is None else chunk_size
         reason = kernels.refuses(q, v, gate=gate, chunk_size=L, config=config)
         if reason is None:
             return name, L, refused

@@ -34,7 +34,8 @@ class Setup(NamedTuple):
     implementation: str
     gate: Gating
     state_dtype: torch.dtype
-    config: Any
+    config: Any = None
+    deterministic_layout: bool = False
 
 
 _setups: dict[str, Setup] = {}
@@ -53,11 +54,11 @@ def run(
         bounds: see `KernelOptions`.
     """
     q, k, v, f, i, initial, skip = call
-    implementation, gate, state_dtype, config = setup
+    gate = setup.gate
     backward = _wants_gradients(q, k, v, f, i, skip, *initial or ())
     wide = torch.promote_types(q.dtype, torch.float32)
     C, n, m = (None if x is None else x.to(wide) for x in initial or (None, None, None))
-    key = setup_key(implementation, gate.family, gate.fields, state_dtype, config)
+    key = setup_key(setup.implementation, gate.family, gate.fields, *setup[2:])
     given = q, k, v, f, i, C, n, m, scale, float(gate.temperature), chunk_size, backward, key, skip
     h, *states = _forward(*given, return_last_state, bounds)
     return h, _split(states, gate)[0] if return_last_state else None
@@ -69,20 +70,19 @@ def _wants_gradients(*tensors: Tensor | None) -> bool:
 
 @constant_to_compilers
 def setup_key(
-    implementation: str, family: str, gate_fields: tuple[Any, ...], state_dtype: torch.dtype, config: Any
-) -> str:
+    implementation: str, family: str, gate_fields: tuple[Any, ...], state_dtype: torch.dtype, config: Any = None,
+    deterministic_layout: bool = False,
+) -> str:  # fmt: skip
     """Return the text that stands for these in the operators.
 
     The gate comes as its fields: torch.compile before 2.13 takes no frozen dataclass for a constant.
     """
     register = _registered if config is None else _register  # what is no config need not have a hash
-    return register(implementation, family, gate_fields, state_dtype, config)
+    return register(implementation, family, gate_fields, state_dtype, config, deterministic_layout)
 
 
-def _register(
-    implementation: str, family: str, gate_fields: tuple[Any, ...], state_dtype: torch.dtype, config: Any
-) -> str:
-    setup = Setup(implementation, FAMILIES[family].gating(*gate_fields), state_dtype, config)
+def _register(implementation: str, family: str, gate_fields: tuple[Any, ...], *others: Any) -> str:
+    setup = Setup(implementation, FAMILIES[family].gating(*gate_fields), *others)
     _setups[repr(setup)] = setup
     return repr(setup)
 
@@ -110,22 +110,25 @@ def kernels_and_options(
     Args:
         fake: sizes may be symbols, which have no hash, so what runs is worked out anew.
     """
-    implementation, _, state_dtype, config = _setups[setup]
+    implementation, _, state_dtype, config, deterministic_layout = _setups[setup]
     gate = gate_of(setup, temperature)
     key = None if fake else (q.shape, v.shape, q.dtype, q.device, temperature, chunk_size, backward, setup)
     found = None if key is None else _resolved.get(key)
     if found is None:
         given = None if chunk_size is None else int(chunk_size)
         choice = resolve(
-            q, v, gate=gate, implementation=implementation, chunk_size=given, backward=backward, config=config
-        )
+            q, v, gate=gate, implementation=implementation, chunk_size=given, backward=backward, config=config,
+            deterministic_layout=deterministic_layout,
+        )  # fmt: skip
         found = choice[:2]
         if len(_resolved) >= MOST:
             _resolved.clear()
         if key is not None:
             _resolved[key] = found
     name, L = found
-    return kernels_of(gate.family, name), KernelOptions(gate, scale, L, state_dtype, config, backward=backward, **asked)
+    return kernels_of(gate.family, name), KernelOptions(
+        gate, scale, L, state_dtype, config, deterministic_layout, backward=backward, **asked
+    )
 
 
 def _split(states: Sequence[Any], gate: Gating) -> tuple[State, Sequence[Any]]:

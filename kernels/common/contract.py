@@ -42,6 +42,7 @@ class KernelOptions(NamedTuple):
         state_dtype: the widest type in which states between chunks lie in memory.
         config: for experts, how kernels are tiled; None lets them choose.
         return_last_state: forward returns the State after the last step.
+        deterministic_layout: plans are those of one row of the batch, whatever the batch.
         cut_freely: the caller gave no chunk size, and L is the default for backward. Forward may divide the sequence
             otherwise, as long as it saves what backward reads.
         backward: there will be one, so forward saves what it reads.
@@ -58,6 +59,7 @@ class KernelOptions(NamedTuple):
     chunk_size: int
     state_dtype: torch.dtype = torch.float32
     config: Any = None
+    deterministic_layout: bool = False
     return_last_state: bool = True
     cut_freely: bool = False
     backward: bool = True

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from triton import knobs  # pyright: ignore[reportMissingTypeStubs]
 
+from tflabench.kernels.common.contract import KernelOptions
 from tflabench.kernels.common.sizes import USUAL, Device, in_steps, refuses_dtype
 from tflabench.kernels.common.tiling import DTYPES
 
@@ -25,6 +26,12 @@ def figures(device: torch.device) -> Device:
     width = getattr(properties, "memory_bus_width", 0)  # bits, two for each clock
     bandwidth = in_steps(2e3 * clock * width / 8) if clock and width else USUAL.bandwidth
     return Device(10 * properties.major + properties.minor, properties.multi_processor_count, bandwidth)
+
+
+def figures_of(q: Tensor, options: KernelOptions) -> Device:
+    """Return the figures that the plan of a call with q (B, H, T, d_qk) follows from."""
+    of_device = figures(q.device)
+    return of_device.times(q.shape[0]) if options.deterministic_layout else of_device
 
 
 def float32_precision(dtype: torch.dtype) -> str:

@@ -105,22 +105,10 @@ class Run(NamedTuple):
     length: int
 
 
-def runs(bounds: list[int], *, alone: bool = False) -> list[Run]:
-    """Return the documents as runs, of where they begin and end; `alone`: each is one."""
+def runs(bounds: list[int]) -> list[Run]:
+    """Return the documents as runs, of where they begin and end."""
     lengths = (end - begin for begin, end in pairwise(bounds))
-    if alone:
-        return [Run(1, length) for length in lengths]
     return [Run(len([*same]), length) for length, same in groupby(lengths)]
-
-
-def rows(call: Arguments) -> Iterator[Arguments]:
-    """Yield the call of each row of the batch."""
-    for b in range(call.v.shape[0]):
-        q, k, v, f, i, C, n, m = (
-            cast("Any", x if x is None or x.dim() == 1 else x[b : b + 1])
-            for x in (*call[:5], *(call.initial or (None, None, None)))
-        )
-        yield Arguments(q, k, v, f, i, None if C is None else State(C, n, m), call.skip)
 
 
 def batches(call: Arguments, of: list[Run]) -> Iterator[Arguments]:

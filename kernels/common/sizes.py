@@ -50,6 +50,10 @@ class Device(NamedTuple):
     multiprocessors: int
     bandwidth: float = 5.0
 
+    def times(self, count: int) -> Device:
+        """Return the figures of so many of it in one: a batch of `count` has plans on that as a row has on one."""
+        return self._replace(multiprocessors=count * self.multiprocessors, bandwidth=count * self.bandwidth)
+
     @property
     def shared_memory(self) -> int:
         """Bytes of shared memory that a program can have."""

@@ -62,7 +62,7 @@ class DeltaCall(NamedTuple):
         arguments, scalar_options = arguments._replace(f=f), options._replace(gate=gate)
         placed = placed_gates(arguments, scalar_options)
         scalar = call_of(q, v, placed, scalar_options)
-        figures, beta_max = device.figures(q.device), options.gate.beta_max
+        figures, beta_max = device.figures_of(q, options), options.gate.beta_max
         tiles = WalkTiles.of(Sizes.of(q, v), scalar.plan.chunk_size, q.element_size(), beta_max, figures)
         return DeltaCall(scalar, tiles, placed.places)
 

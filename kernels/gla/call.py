@@ -36,7 +36,7 @@ class GlaCall(NamedTuple):
         if options.bounds:
             places = places_of_chunks(options.bounds, chunk_size, q.device)
             sizes, chunk_size = sizes._replace(steps=places.count), places.tile
-        plan = GlaPlan.of(sizes, chunk_size, dtype, device.figures(q.device).multiprocessors)
+        plan = GlaPlan.of(sizes, chunk_size, dtype, device.figures_of(q, options).multiprocessors)
         return GlaCall(plan, options.scale, float32_precision(q.dtype), places)
 
     def rows(self, x: Tensor) -> Rows:

@@ -150,34 +150,3 @@ def test_offsets_on_a_gpu_are_waited_for_once():
     before = len(packed._seen)
     del another
     assert len(packed._seen) == before - 1
-
-
-@pytest.mark.parametrize("offsets", [None, [0, 20, 40, 50]])
-def test_with_a_deterministic_layout_each_row_or_document_runs_by_itself(offsets, monkeypatch):
-    batches: list[int] = []
-    run = api._run
-
-    def seen(call: Any, *others: Any) -> Any:
-        batches.append(call.v.shape[0])
-        return run(call, *others)
-
-    monkeypatch.setattr(api, "_run", seen)
-    q, k, v = (torch.randn(1 if offsets else 3, 2, 50, 16) for _ in range(3))
-    i, f = (torch.randn(q.shape[:3]) for _ in range(2))
-    C, n, m = torch.randn(3, 2, 16, 16), torch.randn(3, 2, 16), torch.randn(3, 2)
-    more: dict[str, Any] = {"deterministic_layout": True, "return_last_state": True}
-    cu_seqlens = torch.tensor(offsets) if offsets else None
-    h, last = ops.mlstm_exp(q, k, v, i, f, initial_state=ops.State(C, n, m), cu_seqlens=cu_seqlens, **more)
-    assert batches == [1, 1, 1]
-    for number in range(3):
-        at = slice(*offsets[number : number + 2]) if offsets else slice(None)
-        row = slice(0, 1) if offsets else slice(number, number + 1)
-        start = ops.State(C[number : number + 1], n[number : number + 1], m[number : number + 1])
-        alone, end = ops.mlstm_exp(
-            *(x[row, :, at] for x in (q, k, v, i, f)), initial_state=start, return_last_state=True
-        )
-        assert torch.equal(h[row, :, at], alone)
-        for x, y in zip(last, end, strict=True):
-            assert x is not None
-            assert y is not None
-            assert torch.equal(x[number : number + 1], y)

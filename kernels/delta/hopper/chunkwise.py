@@ -203,7 +203,7 @@ def planned(arguments: Arguments, options: KernelOptions) -> plans.DeltaPlan:
     q, v, bounds = arguments.q, arguments.v, options.bounds
     documents = None if bounds is None else plans.Documents(len(bounds) - 1, tiles_of(bounds, plans.TILE))
     return plans.planned(
-        Sizes.of(q, v), device.figures(q.device), options.chunk_size, options.gate.beta_max,
+        Sizes.of(q, v), device.figures_of(q, options), options.chunk_size, options.gate.beta_max,
         backward=options.backward, exchanges=options.exchange is not None, documents=documents,
     )  # fmt: skip
 

@@ -171,7 +171,7 @@ def _planned(arguments: Arguments, options: KernelOptions) -> plans.GlaWalks:
     q = arguments.q
     sizes = Sizes.of(q, arguments.v)
     return plans.planned(
-        sizes, device.figures(q.device), options.chunk_size, backward=options.backward,
+        sizes, device.figures_of(q, options), options.chunk_size, backward=options.backward,
         exchanges=options.exchange is not None,
     )  # fmt: skip
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tflabench.kernels.common.contract import Arguments, KernelOptions
 from tflabench.kernels.common.descriptors import aligned, made_like
-from tflabench.kernels.common.device import figures
+from tflabench.kernels.common.device import figures_of
 from tflabench.kernels.common.sizes import Sizes
 from tflabench.kernels.common.tensors import shared, sum_shared
 from tflabench.kernels.scalar import gates
@@ -86,7 +86,7 @@ def backward(
     gate, scale, gate_gradients = options.gate, options.scale, options.gate_gradients
     n_0, dn = (None if state is None or state.n is None else state.n.float() for state in (initial, d_last))
     plan = plans.backward(
-        Sizes.of(q, v), figures(q.device), options.chunk_size,
+        Sizes.of(q, v), figures_of(q, options), options.chunk_size,
         gate_gradients=gate_gradients, end=initial is not None, of_last_n=dn is not None,
         exchanges=options.exchange is not None,
     )  # fmt: skip

@@ -26,7 +26,7 @@ from triton.experimental.gluon import language as gl
 
 from tflabench.kernels.common.contract import Arguments, KernelOptions
 from tflabench.kernels.common.descriptors import aligned
-from tflabench.kernels.common.device import figures
+from tflabench.kernels.common.device import figures_of
 from tflabench.kernels.common.launching import enqueue
 from tflabench.kernels.common.sizes import Sizes
 from tflabench.kernels.scalar.gates import Exponents
@@ -240,7 +240,7 @@ def forward(arguments: Arguments, options: KernelOptions) -> tuple[Tensor, State
     gate, scale, return_last_state = options.gate, options.scale, options.return_last_state
     B, H, T, _ = v.shape
     plan = plans.forward(
-        Sizes.of(q, v), figures(q.device), options.chunk_size,
+        Sizes.of(q, v), figures_of(q, options), options.chunk_size,
         normalise=gate.normalize, end=return_last_state, cut_freely=options.cut_freely,
         exchanges=options.exchange is not None,
     )  # fmt: skip

@@ -7,7 +7,8 @@ symbol, compiles once for each. Forward has more programs than backward where tw
 so it is cut into fewer segments where no backward is to come, and before one where that is worth it
 (`chosen_for_forward`).
 
-Costs are in us. A tile takes as long as a program waits for itself, as measured on sm_90, or as the memory takes for
+Costs are in us, and follow to the bit from ratios of programs to multiprocessors: `Device.times` changes no choice. A
+tile takes as long as a program waits for itself, as measured on sm_90, or as the memory takes for
 its bytes (docs/decisions/2026-11-23-choice-of-segments.md, 2026-11-25-segments-by-bandwidth.md).
 """
 
@@ -209,12 +210,12 @@ class TileTimes(NamedTuple):
 
     def on(self, chip: int) -> float:
         """Return the time of a tile of every round of programs."""
-        return cdiv(self.programs, chip) * max(self.alone, self.memory * min(1.0, self.more * self.programs / chip))
+        return cdiv(self.programs, chip) * max(self.alone, self.memory * min(1.0, self.more * (self.programs / chip)))
 
 
 def memory_time(shape: Shape, elements: float) -> float:
     """Return the time in which a chip full of programs moves the elements of a step of each, us a tile."""
-    return shape.chip * TILE * ELEMENT_BYTES * elements / (shape.bandwidth * 1e6 * OF_BANDWIDTH)
+    return shape.chip / shape.bandwidth * (TILE * ELEMENT_BYTES * elements / (1e6 * OF_BANDWIDTH))
 
 
 def walk_times(shape: Shape, segments: int, *, sums: bool) -> TileTimes:
@@ -245,14 +246,14 @@ def state_pass_cost(shape: Shape, segments: Segments, concurrent: int = 0) -> fl
     of_pass = StatePassShape.of(sizes.d_qk, sizes.d_hv, heads=sizes.heads, heads_per_qk=sizes.group)
     programs = of_pass.programs(sizes) * (segments.count - 1 - bool(concurrent))
     parts = parts_per_segment(segments, programs, shape.chip - concurrent)
-    moved = (sizes.d_qk / sizes.group + sizes.d_hv) * sizes.rows / of_pass.programs(sizes)
+    moved = (sizes.d_qk / sizes.group + sizes.d_hv) * (sizes.rows / of_pass.programs(sizes))
     of_states = TileTimes(programs * parts, STATE, memory_time(shape, moved))
     found = segments.segment_tiles / parts * of_states.on(shape.chip)
     if concurrent:
         first = walk_times(shape, 1, sums=False)
-        memory = segments.segment_tiles * programs * of_states.memory
-        memory += segments.first_tiles * first.programs * first.memory
-        found = max(found, segments.first_tiles * first.alone, memory / shape.chip)
+        memory = segments.segment_tiles * (programs / shape.chip) * of_states.memory
+        memory += segments.first_tiles * (first.programs / shape.chip) * first.memory
+        found = max(found, segments.first_tiles * first.alone, memory)
     return found + parts * segments.count * JOINING + BESIDES
 
 

@@ -231,7 +231,7 @@ def call_of(q: Tensor, v: Tensor, placed: GatesOfCall, options: KernelOptions) -
     if places:
         sizes, chunk_size, table = sizes._replace(steps=places.count), places.tile, table_of(places)
     return Call(
-        plans.planned(sizes, chunk_size, q.dtype.itemsize, device.figures(q.device), options.config),
+        plans.planned(sizes, chunk_size, q.dtype.itemsize, device.figures_of(q, options), options.config),
         options.gate,
         gates.log_gates(f, i, options.gate, (v.shape[0], v.shape[1], sizes.steps), m_0),
         options.scale,

@@ -11,6 +11,9 @@ import pytest
 from repository import ROOT
 
 from tflabench.kernels.common.sizes import Device, Sizes
+from tflabench.kernels.delta import hopper_plan as delta_plan
+from tflabench.kernels.delta import plan as delta_tiles
+from tflabench.kernels.gla.plan import GlaPlan
 from tflabench.kernels.scalar.plan import hopper as hopper_plan
 from tflabench.kernels.scalar.plan import tfla as tfla_plan
 from tflabench.kernels.scalar.plan.hopper import Kernel, StatePass, TileGradients, Walk
@@ -43,6 +46,39 @@ class Launched:
             if "config" in getattr(x, "_fields", ()):
                 options["config"] = x.config.value
         self.launches.append((kernel.__name__, programs, options))
+
+
+def divided(sizes: Sizes, device: Device) -> list[object]:
+    """Return all that the bits of a result depend on, of the plans of all families."""
+    hopper, delta, gla = (
+        hopper_plan.forward(sizes, device, 2048, normalise=False, end=True, cut_freely=True),
+        delta_plan.planned(sizes, device, 1024, 1, backward=True),
+        GlaPlan.of(sizes, 256, "bfloat16", device.multiprocessors),
+    )
+    back = hopper_plan.backward(sizes, device, 2048, gate_gradients=True, end=True)
+    of_exp = hopper_plan.forward(sizes, device, 512, normalise=True)
+    triton = tfla_plan.planned(sizes, 256, 2, device)
+    walks = [walk for walk in (hopper.first, hopper.h, *back.walks, of_exp.first, of_exp.h) if walk]
+    passes = [states.parts for states in (hopper.state_pass, back.state_pass, of_exp.state_pass) if states]
+    tiles = back.by_tiles and back.by_tiles.gradients.shape
+    added_up = [getattr(triton, name).members for name in ("h", "dq", "dk", "dv")]
+    return [
+        *(hopper.cut, hopper.h.kept, of_exp.cut, [(walk.shape, walk.segments) for walk in walks], passes, tiles),
+        *(delta.cut, delta.queries_keys.members, delta_tiles.WalkTiles.of(sizes, 256, 2, 1, device)),
+        *(gla.segments(sizes.rows), triton.forward_states, triton.backward_states, added_up),
+    ]
+
+
+@pytest.mark.parametrize("heads", [1, 6, 40])
+@pytest.mark.parametrize("group", [1, 2])
+@pytest.mark.parametrize("dims", [(64, 64), (128, 256), (256, 512)])
+@pytest.mark.parametrize("steps", [3000, 65536])
+def test_a_row_of_a_deterministic_layout_is_divided_as_alone(heads, group, dims, steps):
+    group = 1 if heads == 1 else group
+    alone, *batches = (
+        divided(Sizes(batch, heads, group, steps, *dims), HOPPER.times(batch)) for batch in (1, 3, 7, 16)
+    )
+    assert batches == [alone] * 3
 
 
 # --- The paper's kernels
@@ -153,7 +189,7 @@ def test_the_fused_kernels_are_launched_as_planned(sizes, chunk_size, gate, devi
     others = Launched(monkeypatch, gates, crossings)
     launched = Launched(monkeypatch, *kernels)
     for module in (forward, backward):
-        monkeypatch.setattr(module, "figures", lambda _: device)
+        monkeypatch.setattr(module, "figures_of", lambda *_: device)
     B, H, group, T, d_qk, d_hv = sizes
 
     def empty(*shape: int) -> Any:
@@ -209,7 +245,7 @@ def test_heads_that_share_lines_of_the_l2_start_together(layout, d, heads, overl
 
     Launched(monkeypatch, gates)
     launched = Launched(monkeypatch, forward)
-    monkeypatch.setattr(forward, "figures", lambda _: HOPPER)
+    monkeypatch.setattr(forward, "figures_of", lambda *_: HOPPER)
     x = torch.empty((2, heads, 1024, d), dtype=torch.bfloat16, device="meta")
     if layout == "bthd":
         x = torch.empty((2, 1024, heads, d), dtype=torch.bfloat16, device="meta").transpose(1, 2)
