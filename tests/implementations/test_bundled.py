@@ -185,7 +185,7 @@ def test_what_only_the_device_can_tell_is_unsupported():
 
 def test_rows_say_which_chunk_size_ran():
     assert BY_NAME["reference_exp"].build(SEQUENCE, DEVICE).details == {
-        "kernel": "reference.chunkwise",
+        "kernel": "reference",
         "chunk_size": 40,
     }
     details = BY_NAME["tfla_exp_limit"].build(SEQUENCE.with_(chunk_size=16), DEVICE).details

@@ -269,7 +269,7 @@ def test_the_products_are_those_an_operation_counter_sees_in_the_reference(gate)
     torch = pytest.importorskip("torch")
     from torch.utils.flop_counter import FlopCounterMode
 
-    from tflabench.implementations.bundled import GATES as KERNEL_GATES
+    from tflabench.implementations.mlstm import GATES as KERNEL_GATES
     from tflabench.kernels.scalar import reference
 
     T, L, d_qk, d_hv = 96, 32, 8, 24

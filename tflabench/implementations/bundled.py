@@ -1,12 +1,12 @@
 """The bundled kernels as the bench sees them: every form and kernel of the mLSTM and of the other linear RNNs.
 
-Two tables make them all: `GATES` of mLSTMexp and mLSTMsig, and `RECURRENCES`, whose inputs are those that the adapters
-of fla and mamba-ssm draw, in their layout (B, T, H, ...), so that rows compare.
+One table makes them all: `OPERATIONS`. Inputs of all but the mLSTM are those that the adapters of fla and mamba-ssm
+draw, in their layout (B, T, H, ...), so that rows compare.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -15,25 +15,25 @@ from tflabench.implementations.adapter import (
     OURS,
     PYTORCH,
     Case,
-    FinalStates,
     Formulation,
     Implementation,
     attention_inputs,
     decayed_inputs,
     draw,
 )
-from tflabench.implementations.mlstm import GATES, GateName, mlstm_kernel, sequence_inputs, sequence_oracle
+from tflabench.implementations.mlstm import GATES, sequence_inputs
 from tflabench.implementations.packages import installed
 from tflabench.implementations.recurrences import (
     REFERENCE,
     Recurrence,
     Variant,
-    chosen,
+    build_step,
     counted_cost,
+    identity,
     implementation,
+    oracle,
     refuse_decode,
 )
-from tflabench.implementations.recurrences import build_step as build_recurrence_step
 from tflabench.kernels.common import tiling
 from tflabench.kernels.common.sizes import USUAL, refuses_dtype, shared_memory
 from tflabench.kernels.delta import hopper_plan
@@ -59,9 +59,6 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from tflabench.kernels.state import State
-
-    Build = Callable[[Problem, torch.device], Case]
 
 # Of each family of kernels (docs/decisions/README.md counts them): raised when its bits or times change.
 VERSIONS = {
@@ -76,104 +73,24 @@ VERSIONS = {
     "kda": 2,
     "fused_kda": 2,
 }
-CPU_CHUNK_SIZE = 64  # of the reference where the problem leaves it open: fastest on CPUs up to head dimensions of 256
 
 
-def build_reference(form: str, gate: Gate, problem: Problem, device: torch.device) -> Case:
-    """Return the Case of a plain PyTorch form of the mLSTM."""
+def build_form(form: str, op: Recurrence, problem: Problem, device: torch.device) -> Case:
+    """Return the Case of a form of the mLSTM in plain PyTorch that has no chunks: "parallel" or "recurrent"."""
     from tflabench.kernels.scalar import reference
 
-    inputs = sequence_inputs(problem, device)
-    q, k, v, f, i = (inputs[name] for name in "qkvfi")
-    options: dict[str, int] = {}
-    if form == "chunkwise":
-        options["chunk_size"] = min(problem.chunk_size or CPU_CHUNK_SIZE, problem.seq_len)
-    compute = getattr(reference, form)
+    inputs = op.inputs(problem, device)
+    arguments = [inputs[name] for name in "qkvfi"]
     return Case(
         inputs=inputs,
-        forward=lambda: compute(q, k, v, f, i, gate=gate, **options)[0],
-        oracle=partial(sequence_oracle, gate),
+        forward=lambda: getattr(reference, form)(*arguments, gate=op.gate)[0],
+        oracle=partial(oracle, op),
         linear="v",
-        details={"kernel": f"reference.{form}", **options},
+        details={"kernel": f"reference.{form}"},
     )
 
 
-def build_kernels(kernels: str, gate: Gate, problem: Problem, device: torch.device) -> Case:
-    """Return the Case of the mLSTM on `kernels`, an implementation of `tflabench.ops`."""
-    from tflabench import ops
-
-    inputs = sequence_inputs(problem, device)
-    q, k, v, f, i = (inputs[name] for name in "qkvfi")
-    options, details = chosen(kernels, gate, problem, q, v)
-    forward: Callable[..., Tensor] = partial(ops.chunkwise, q, k, v, f, i, gate=gate, **options)
-    return Case(
-        inputs=inputs,
-        forward=forward,
-        oracle=partial(sequence_oracle, gate),
-        linear="v",
-        over=lambda group: forward(group=group),
-        details=details,
-    )
-
-
-def step_inputs(gate: Gate, problem: Problem, device: torch.device) -> dict[str, Tensor]:
-    """Return inputs of a sequence of one step, and the float32 state before it with a time axis of size 1."""
-    step = (problem.batch, problem.heads, 1)
-    shapes = {"C": (*step, problem.d_qk, problem.d_hv)}
-    shapes |= {"n": (*step, problem.d_qk)} if gate.normalize else {}
-    shapes |= {"m": step} if gate.stabilized else {}
-    state = {name: x if problem.dtype == "float64" else x.float() for name, x in draw(problem, device, shapes).items()}
-    return sequence_inputs(problem, device) | state
-
-
-def step_oracle(gate: Gate, inputs: Mapping[str, Tensor]) -> Tensor:
-    """Return h (B, H, 1, d_hv) by the recurrent form in the dtype of q."""
-    return _reference_step(gate, inputs)[0]
-
-
-def _reference_step(gate: Gate, inputs: Mapping[str, Tensor]) -> tuple[Tensor, State]:
-    from tflabench.kernels.scalar import reference
-
-    q, k, v, f, i = (inputs[name] for name in "qkvfi")
-    return reference.recurrent(q, k, v, f, i, _state_before(inputs), gate=gate)
-
-
-def _with_time(state: State) -> dict[str, Tensor]:
-    """Return the tensors of a state by name, with a time axis of size 1."""
-    return {name: x[:, :, None] for name, x in state._asdict().items() if x is not None}
-
-
-def _state_before(inputs: Mapping[str, Tensor]) -> State:
-    from tflabench.kernels.state import State
-
-    C, n, m = (inputs[name][:, :, 0] if name in inputs else None for name in "Cnm")
-    assert C is not None
-    return State(C, n, m)
-
-
-def build_step(gate: Gate, problem: Problem, device: torch.device) -> Case:
-    """Return a step that writes its state to a second buffer, so that all calls do the same; the bytes are as many."""
-    import torch
-
-    from tflabench.kernels.state import zero_state
-    from tflabench.kernels.step import step
-
-    inputs = step_inputs(gate, problem, device)
-    q, k, v, f, i = (inputs[name][:, :, 0] for name in "qkvfi")
-    before = _state_before(inputs)
-    sizes = (problem.batch, problem.heads, problem.d_qk, problem.d_hv)
-    after = zero_state(gate, *sizes, device=device, dtype=before.C.dtype)
-
-    @torch.no_grad()
-    def forward() -> Tensor:
-        return step(q, k, v, f, i, before, gate=gate, out=after)[:, :, None]
-
-    states = FinalStates(lambda: _with_time(after), lambda inputs: _with_time(_reference_step(gate, inputs)[1]))
-    oracle = partial(step_oracle, gate)
-    return Case(inputs=inputs, forward=forward, oracle=oracle, states=states, details={"kernel": "step"})
-
-
-# --- The other linear RNNs
+# --- Inputs
 
 
 def retention_inputs(problem: Problem, device: torch.device) -> dict[str, Tensor]:
@@ -222,9 +139,9 @@ def mamba2_parameters(heads: int, problem: Problem, device: torch.device) -> dic
     return {name: x.requires_grad_(problem.pass_ == "fwbw") for name, x in parameters.items()}
 
 
-def tfla_cost(gate: GateName, problem: Problem) -> Cost:
-    """Return the paper's counts, but for states between chunks, which lie in memory in the dtype of q."""
-    return call_cost(problem, "chunkwise", gate, state_bytes=problem.element_bytes)
+def plain_cost(op: Recurrence, problem: Problem) -> Cost:
+    """Return what the mLSTM in plain PyTorch computes and moves, with states between chunks in float32."""
+    return call_cost(problem, "chunkwise", op.counts)
 
 
 def recurrence_cost(op: Recurrence, problem: Problem) -> Cost:
@@ -241,14 +158,9 @@ def recurrence_cost(op: Recurrence, problem: Problem) -> Cost:
 
 
 def fused_cost(op: Recurrence, problem: Problem) -> Cost:
-    """Return the cost of the fused kernels as for mLSTMsig, without gate gradients where decays are constants."""
+    """Return the cost of the fused kernels, without gate gradients where decays are constants."""
     size = problem.chunk_size or problem.seq_len
-    return fused.cost(problem, Modelled("fused", "sig", op.decays > 0, op.shared), size)
-
-
-def reference_chunk_size(problem: Problem) -> int:
-    """Return the chunk size that the PyTorch forms of scalar gates take where none is given."""
-    return min(CPU_CHUNK_SIZE, problem.seq_len)
+    return fused.cost(problem, Modelled("fused", op.counts, op.decays > 0, op.shared), size)
 
 
 def gla_chunk_size(problem: Problem) -> int:
@@ -369,19 +281,12 @@ def refuse_kernels(problem: Problem, device: str) -> str | None:
     return None
 
 
-def refuse_tfla(one_level: bool, problem: Problem, device: str) -> str | None:
-    """Return why the Triton kernels cannot run this, or None."""
-    if reason := refuse_kernels(problem, device) or refuses_dtype(problem.dtype, tiling.DTYPES):
-        return reason
-    levels = 1 if one_level else 2
-    return tfla_plan.refuses_sizes(problem.d_qk, problem.d_hv, problem.chunk_size, levels)
-
-
 def refuse_triton(
-    refuses_sizes: Callable[[int, int, int | None], str | None], problem: Problem, device: str
-) -> str | None:
-    """Return why Triton kernels that take what `refuses_sizes` lets pass cannot run this, or None."""
-    if reason := refuse_kernels(problem, device) or refuses_dtype(problem.dtype, tiling.DTYPES):
+    refuses_sizes: Callable[[int, int, int | None], str | None], problem: Problem, device: str,
+    dtypes: tuple[str, ...] = tiling.DTYPES,
+) -> str | None:  # fmt: skip
+    """Return why kernels that take what `refuses_sizes` lets pass cannot run this, or None."""
+    if reason := refuse_kernels(problem, device) or refuses_dtype(problem.dtype, dtypes):
         return reason
     return refuses_sizes(problem.d_qk, problem.d_hv, problem.chunk_size)
 
@@ -405,13 +310,6 @@ def tfla_shared_bytes(problem: Problem, capability: tuple[int, int]) -> int:
     return plan.config.shared_bytes(problem.element_bytes, architecture)
 
 
-def refuse_hopper(problem: Problem, device: str) -> str | None:
-    """Return why the fused kernels cannot run this, or None."""
-    if reason := refuse_kernels(problem, device) or refuses_dtype(problem.dtype, hopper_shapes.DTYPES):
-        return reason
-    return hopper_shapes.refuses_sizes(problem.d_qk, problem.d_hv, problem.chunk_size)
-
-
 def hopper_shared_bytes(problem: Problem, capability: tuple[int, int]) -> int:
     """Return the shared memory that the fused kernels always use: all that a program can have on sm_90."""
     del problem, capability
@@ -420,42 +318,22 @@ def hopper_shared_bytes(problem: Problem, capability: tuple[int, int]) -> int:
 
 # Fields of `Implementation` that all implementations on the same kernels share.
 FUSED: dict[str, Any] = {
-    "refuses": refuse_hopper, "owner": OURS, "package": "triton", "version": VERSIONS["fused"], "compiles": True,
+    "refuses": partial(refuse_triton, hopper_shapes.refuses_sizes, dtypes=hopper_shapes.DTYPES),
+    "owner": OURS, "package": "triton", "version": VERSIONS["fused"], "compiles": True,
     "majors": hopper_shapes.MAJORS, "shared_bytes": hopper_shared_bytes,
 }  # fmt: skip
 TRITON: dict[str, Any] = {
-    "refuses": partial(refuse_tfla, False), "owner": OURS, "package": "triton", "version": VERSIONS["triton"],
+    "refuses": partial(refuse_triton, partial(tfla_plan.refuses_sizes, levels=2)),
+    "owner": OURS, "package": "triton", "version": VERSIONS["triton"],
     "compiles": True, "majors": tiling.MAJORS, "shared_bytes": tfla_shared_bytes,
 }  # fmt: skip
+ONE_LEVEL = {"refuses": partial(refuse_triton, partial(tfla_plan.refuses_sizes, levels=1))}
 STEP: dict[str, Any] = {
     "refuses": refuse_sequence, "owner": OURS, "version": VERSIONS["step"], "compiles": True,
     "formulation": "recurrent",
 }  # fmt: skip
 PLAIN: dict[str, Any] = {"refuses": refuse_decode, "owner": PYTORCH, "version": VERSIONS["reference"]}
-
-
-def _mlstm(gate: GateName, name: str, title: str, build: Build, **fields: Any) -> Implementation:
-    """Return an implementation of the mLSTM; `name` has a place for its gate."""
-    return Implementation(name.format(gate), "mlstm", f"mLSTM{gate} {title}", build, gate=gate, groups=True, **fields)
-
-
-def _tfla(gate: GateName, kernels: str, **fields: Any) -> Implementation:
-    build, cost = partial(build_kernels, f"tfla_{kernels}", GATES[gate]), partial(tfla_cost, gate)
-    fields = TRITON | {"chunked": True, "cost": cost, "modelled": Modelled("tfla", gate)} | fields
-    return _mlstm(gate, f"tfla_{{}}_{kernels}", f"TFLA {kernels}_chunk", build, **fields)
-
-
-def _reference(gate: GateName, form: Formulation) -> Implementation:
-    chunked, build = form == "chunkwise", partial(build_reference, form, GATES[gate])
-    name = "reference_{}" if chunked else f"reference_{form}_{{}}"
-    facts = PLAIN | ({"usual_chunk_size": reference_chunk_size} if chunked else {})
-    return _mlstm(gate, name, f"PyTorch {form}", build, formulation=form, chunked=chunked, **facts)
-
-
-def _hopper(gate: GateName) -> Implementation:
-    build, modelled = partial(build_kernels, "hopper", GATES[gate]), Modelled("fused", gate)
-    fields = FUSED | {"formulation": "fused", "chunked": True, "tried": 0, "modelled": modelled}
-    return _mlstm(gate, "hopper_{}", "fused for Hopper", build, **fields)
+PLAIN_SCALAR = PLAIN | {"usual_chunk_size": partial(family_chunk_size, RETENTION)}
 
 
 # --- The operations
@@ -491,10 +369,16 @@ def _plain(gate: Gating) -> Variant:
     return replace(REFERENCE, cost=partial(counted_cost, usual=usual), facts=PLAIN)
 
 
+MLSTM = {
+    "hopper": Variant("hopper_{}", "fused for Hopper", fused_cost, FUSED | {"formulation": "fused"}, "fused"),
+    "tfla_xl": Variant("tfla_{}_xl", "TFLA xl_chunk", counted_cost, TRITON, "tfla"),
+    "tfla_limit": Variant("tfla_{}_limit", "TFLA limit_chunk", counted_cost, TRITON | ONE_LEVEL, "tfla"),
+    "reference": replace(REFERENCE, cost=plain_cost, facts=PLAIN_SCALAR),
+}
 SCALAR = {
     "hopper": Variant("hopper_{}", "fused for Hopper", fused_cost, FUSED, "fused"),
     "tfla_xl": Variant("tfla_{}_xl", "TFLA xl_chunk", recurrence_cost, TRITON, "tfla"),
-    "reference": replace(REFERENCE, cost=recurrence_cost, facts=PLAIN | {"usual_chunk_size": reference_chunk_size}),
+    "reference": replace(REFERENCE, cost=recurrence_cost, facts=PLAIN_SCALAR),
 }
 CHANNEL_GATES = {
     "hopper": _fused(
@@ -521,6 +405,13 @@ KIMI = {
     "tfla": _triton(kda_plan.refuses_sizes, "kda", tile_chunk_size, kda_shared_bytes, kda_workspace_bytes),
     "reference": _plain(KDA),
 }  # fmt: skip
+MLSTMS = tuple(
+    Recurrence(
+        name, f"mLSTM{name}", f"mlstm_{name}", gate, sequence_inputs, MLSTM,
+        layout="bhtd", family="mlstm", decays=1, counts=name,
+    )
+    for name, gate in GATES.items()
+)  # fmt: skip
 RECURRENCES = (
     Recurrence("retention", "Retention", "retention", RETENTION, retention_inputs, SCALAR, bound="ungated"),
     Recurrence(
@@ -562,38 +453,48 @@ KIMI_DELTA_ATTENTION = Recurrence(
 )  # fmt: skip
 
 
-def _recurrence_step(op: Recurrence) -> Implementation:
-    build, title = partial(build_recurrence_step, op), f"{op.title} decode step"
-    return Implementation(f"step_{op.name}", op.family, title, build, operation=op.name, groups=not op.shared, **STEP)
+def _step(op: Recurrence) -> Implementation:
+    return Implementation(
+        f"step_{op.name}", title=f"{op.title} decode step", build=partial(build_step, op), **identity(op), **STEP
+    )
 
 
-OPERATIONS = (*RECURRENCES, GATED_LINEAR_ATTENTION, *DELTA_RULES, KIMI_DELTA_ATTENTION)
-_FORMS: tuple[Formulation, ...] = ("chunkwise", "parallel", "recurrent")
+def _form(op: Recurrence, form: Formulation) -> Implementation:
+    return replace(
+        implementation(op, "reference"), name=f"reference_{form}_{op.name}", title=f"{op.title} PyTorch {form}",
+        build=partial(build_form, form, op), formulation=form, chunked=False, cost=None, usual_chunk_size=None,
+    )  # fmt: skip
+
+
+def _all(ops: tuple[Recurrence, ...], *kernels: str) -> tuple[Implementation, ...]:
+    """Return the entries of operations, one after the other, on some kernels, or on all of each."""
+    return tuple(implementation(op, name) for op in ops for name in kernels or op.variants)
+
+
+OPERATIONS = (*MLSTMS, *RECURRENCES, GATED_LINEAR_ATTENTION, *DELTA_RULES, KIMI_DELTA_ATTENTION)
+_FORMS: tuple[Formulation, ...] = ("parallel", "recurrent")
 IMPLEMENTATIONS: tuple[Implementation, ...] = (
-    *(
-        _tfla(gate, kernels, refuses=partial(refuse_tfla, kernels == "limit"), tried=tried)
-        for gate in GATES
-        for kernels, tried in (("limit", 2), ("xl", 1))
-    ),
-    *(_reference(gate, form) for form in _FORMS for gate in GATES),
-    *(_mlstm(gate, "step_{}", "decode step", partial(build_step, GATES[gate]), **STEP) for gate in GATES),
-    *map(_hopper, GATES),
-    *(implementation(op, kernels) for op in RECURRENCES for kernels in op.variants),
-    *map(_recurrence_step, RECURRENCES),
-    *(implementation(GATED_LINEAR_ATTENTION, kernels) for kernels in CHANNEL_GATES),
-    *(implementation(op, kernels) for op in DELTA_RULES for kernels in DELTA),
-    *map(_recurrence_step, DELTA_RULES),
-    *(implementation(KIMI_DELTA_ATTENTION, kernels) for kernels in KIMI_DELTA_ATTENTION.variants),
-    _recurrence_step(KIMI_DELTA_ATTENTION),
+    *_all(MLSTMS, "tfla_limit", "tfla_xl"),
+    *_all(MLSTMS, "reference"),
+    *(_form(op, form) for form in _FORMS for op in MLSTMS),
+    *map(_step, MLSTMS),
+    *_all(MLSTMS, "hopper"),
+    *_all(RECURRENCES),
+    *map(_step, RECURRENCES),
+    *_all((GATED_LINEAR_ATTENTION,)),
+    *_all(DELTA_RULES),
+    *map(_step, DELTA_RULES),
+    *_all((KIMI_DELTA_ATTENTION,)),
+    _step(KIMI_DELTA_ATTENTION),
 )
 
 
 # --- A function of the user's
 
 
-def operations() -> dict[str, Recurrence | None]:
-    """Return the operations that a function may compute, by the names that `tflabench.ops` has; None for the mLSTM."""
-    return dict.fromkeys(f"mlstm_{gate}" for gate in GATES) | {str(op.function): op for op in OPERATIONS}
+def operations() -> dict[str, Recurrence]:
+    """Return the operations that a function may compute, by the names that `tflabench.ops` has."""
+    return {str(op.function): op for op in OPERATIONS}
 
 
 def implementation_of(name: str, compute: Callable[..., Tensor], operation: str) -> Implementation:
@@ -608,36 +509,30 @@ def implementation_of(name: str, compute: Callable[..., Tensor], operation: str)
     """
     known = operations()
     op = known[one_of("operation", operation, tuple(known))]
-    if op is None:
-        by_name = lambda q, k, v, i, f: compute(q=q, k=k, v=v, i=i, f=f)  # noqa: E731
-        return mlstm_kernel(name, by_name, gate="exp" if operation == "mlstm_exp" else "sig")
     return Implementation(
         name,
-        op.family,
-        name,
-        partial(_build_function, compute, op),
-        refuse_decode,
+        title=name,
+        build=partial(_build_function, compute, op),
+        refuses=refuse_decode,
         cost=partial(counted_cost, op),
         gates=op.gates,
         counts=op.counts,
         bound=op.bound,
-        operation=op.name,
-        groups=not op.shared,
+        **identity(op),
     )
 
 
 def _build_function(compute: Callable[..., Tensor], op: Recurrence, problem: Problem, device: torch.device) -> Case:
     drawn = op.inputs(problem, device)
-    inputs = {name: x if x.dim() < 3 else _heads_first(x) for name, x in drawn.items()}
-    options: dict[str, Any] = {"implementation": "reference", "chunk_size": op.oracle_chunk_size}
+    inputs = drawn if op.layout == "bhtd" else {name: _heads_first(x) for name, x in drawn.items()}
     return Case(
         inputs=inputs,
         forward=partial(compute, **inputs, **op.options),
-        oracle=lambda inputs: op.run()(**inputs, **op.options, **options),
+        oracle=partial(oracle, replace(op, layout="bhtd")),
         linear=op.values,
     )
 
 
 def _heads_first(x: Tensor) -> Tensor:
-    """Return a leaf (B, H, T, ...) of the values of x (B, T, H, ...)."""
-    return x.detach().transpose(1, 2).contiguous().requires_grad_(x.requires_grad)
+    """Return a leaf (B, H, T, ...) of the values of x (B, T, H, ...); parameters as they are."""
+    return x if x.dim() < 3 else x.detach().transpose(1, 2).contiguous().requires_grad_(x.requires_grad)

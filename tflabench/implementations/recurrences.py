@@ -1,4 +1,4 @@
-"""The operations of the families of kernels as the bench sees them, other than those of the mLSTM.
+"""The operations of the families of kernels as the bench sees them.
 
 An operation is a `Recurrence`, and each implementation of it a `Variant`. What they say of a family is all that sweeps,
 theory, advice and figures know of it: docs/add-a-family.md has a family of thirty lines.
@@ -23,7 +23,7 @@ from tflabench.implementations.adapter import (
 )
 from tflabench.implementations.mlstm import ORACLE_CHUNK_SIZE
 from tflabench.kernels import families
-from tflabench.kernels.types import ChunkSize, Gating
+from tflabench.kernels.types import ChunkSize, Gating, Layout
 from tflabench.problem import DRAWN_GATES, Problem
 from tflabench.theory.call_cost import call_cost
 from tflabench.theory.cost import GATES, Cost, GateCounts
@@ -65,6 +65,8 @@ class Recurrence:
         inputs: (problem, device) -> its tensors by argument name, (B, T, H, ...) where they have steps.
         variants: by implementation of the operation.
         options: its other arguments.
+        family: as `Implementation.family`; the name of an mLSTM is that of its gate.
+        layout: of its tensors: "bhtd" has heads before time.
         queries, values: which arguments are q and v.
         gates: strength of its forget gates where none is asked for (see `adapter.forget_gates`).
         decays: values of its gates read a step and head.
@@ -82,6 +84,7 @@ class Recurrence:
     variants: Mapping[str, Variant]
     options: Mapping[str, Any] = field(default_factory=dict)
     family: Family = "linear_attention"
+    layout: Layout = "bthd"
     queries: str = "q"
     values: str = "v"
     gates: str = DRAWN_GATES["normal"]
@@ -102,8 +105,10 @@ class Recurrence:
         return problem.heads if self.shared else problem.group
 
 
-def chosen(kernels: str, gate: Gating, problem: Problem, q: Tensor, v: Tensor) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return implementation and chunk size as options of an operation for q and v (B, H, T, d), and what runs.
+def chosen(
+    kernels: str, op: Recurrence, problem: Problem, q: Tensor, v: Tensor
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return implementation and chunk size as options of an operation for its q and v, and what runs.
 
     Raises:
         Unsupported: it cannot run here, with its reason.
@@ -113,7 +118,7 @@ def chosen(kernels: str, gate: Gating, problem: Problem, q: Tensor, v: Tensor) -
     chunk_size: ChunkSize = problem.chunk_size or "auto"
     options: dict[str, Any] = {"implementation": kernels, "chunk_size": chunk_size}
     try:
-        choice = choose(q, v, gate=gate, backward=problem.pass_ == "fwbw", **options)
+        choice = choose(q, v, gate=op.gate, layout=op.layout, backward=problem.pass_ == "fwbw", **options)
     except ValueError as error:
         raise Unsupported(str(error)) from None
     options["implementation"] = choice.implementation
@@ -122,21 +127,21 @@ def chosen(kernels: str, gate: Gating, problem: Problem, q: Tensor, v: Tensor) -
 
 def oracle(op: Recurrence, inputs: Mapping[str, Tensor], **options: Any) -> Any:
     """Return the operation's result in plain PyTorch, in the dtype of the inputs, of whole or sliced inputs."""
-    reference = {"implementation": "reference", "chunk_size": op.oracle_chunk_size, "layout": "bthd"}
+    reference = {"implementation": "reference", "chunk_size": op.oracle_chunk_size, "layout": op.layout}
     return op.run()(**inputs, **op.options, **reference, **options)
 
 
 def build(kernels: str, op: Recurrence, problem: Problem, device: torch.device) -> Case:
     """Return the Case of an operation on `kernels`, an implementation of it."""
     inputs = op.inputs(problem, device)
-    q, v = (inputs[name].transpose(1, 2) for name in (op.queries, op.values))
-    options, details = chosen(kernels, op.gate, problem, q, v)
-    forward = partial(op.run(), **inputs, **op.options, **options, layout="bthd")
+    q, v = (inputs[name] for name in (op.queries, op.values))
+    options, details = chosen(kernels, op, problem, q, v)
+    forward = partial(op.run(), **inputs, **op.options, **options, layout=op.layout)
     return Case(
         inputs=inputs,
         forward=forward,
         oracle=partial(oracle, op),
-        layout="bthd",
+        layout=op.layout,
         linear=op.values,
         over=lambda group: forward(group=group),
         details=details,
@@ -144,33 +149,53 @@ def build(kernels: str, op: Recurrence, problem: Problem, device: torch.device) 
 
 
 def build_step(op: Recurrence, problem: Problem, device: torch.device) -> Case:
-    """Return the Case of a decode step; the state before it has a time axis of size 1 like the other inputs."""
+    """Return a step that writes its state to a second buffer, so that all calls do the same.
+
+    The state before it, C as "state" with n and m where there are any, has a time axis of size 1 like the other inputs.
+    """
     import torch
 
     from tflabench.ops import State
 
     inputs = op.inputs(problem, device)
-    shapes = {"state": (problem.batch, 1, problem.heads, problem.d_qk, problem.d_hv)}
-    state = draw(problem, device, shapes)["state"]
-    inputs["state"] = state if problem.dtype == "float64" else state.float()
-    now = {name: x[:, 0] if x.dim() > 2 else x for name, x in inputs.items() if name != "state"}
-    before, after = (State(x[:, 0].contiguous()) for x in (inputs["state"], torch.empty_like(inputs["state"])))
+    time = op.layout.index("t")
+    row = (problem.batch, problem.heads, 1) if op.layout == "bhtd" else (problem.batch, 1, problem.heads)
+    shapes: dict[str, tuple[int, ...]] = {"state": (*row, problem.d_qk, problem.d_hv)}
+    shapes |= {"n": (*row, problem.d_qk)} if op.gate.normalize else {}
+    shapes |= {"m": row} if op.gate.stabilized else {}
+    drawn = draw(problem, device, shapes)
+    inputs |= {name: x if problem.dtype == "float64" else x.float() for name, x in drawn.items()}
+
+    def state_of(inputs: Mapping[str, Tensor]) -> State:
+        C, n, m = (
+            inputs[name].select(time, 0).contiguous() if name in shapes else None for name in ("state", "n", "m")
+        )
+        assert C is not None
+        return State(C, n, m)
+
+    def with_time(state: State) -> dict[str, Tensor]:
+        return {name: x.unsqueeze(time) for name, x in state._asdict().items() if x is not None}
+
+    def arguments(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {name: x for name, x in inputs.items() if name not in shapes}
+
+    now = {name: x.select(time, 0) if x.dim() > 2 else x for name, x in arguments(inputs).items()}
+    before, after = state_of(inputs), state_of({name: torch.empty_like(inputs[name]) for name in shapes})
     run = op.run(step=True)
 
     @torch.no_grad()
     def forward() -> Tensor:
-        return run(**now, **op.options, state=before, out=after)[:, None]
+        return run(**now, **op.options, state=before, out=after).unsqueeze(time)
 
     def of_sequence(inputs: Mapping[str, Tensor]) -> tuple[Tensor, State]:
-        sequence = {name: x for name, x in inputs.items() if name != "state"}
-        return oracle(op, sequence, initial_state=State(inputs["state"][:, 0]), return_last_state=True)
+        return oracle(op, arguments(inputs), initial_state=state_of(inputs), return_last_state=True)
 
-    states = FinalStates(lambda: {"C": after.C[:, None]}, lambda inputs: {"C": of_sequence(inputs)[1].C[:, None]})
+    states = FinalStates(lambda: with_time(after), lambda inputs: with_time(of_sequence(inputs)[1]))
     return Case(
         inputs=inputs,
         forward=forward,
         oracle=lambda inputs: of_sequence(inputs)[0],
-        layout="bthd",
+        layout=op.layout,
         states=states,
         details={"kernel": "step"},
     )
@@ -193,6 +218,13 @@ def refuse_decode(problem: Problem, device: str) -> str | None:
 REFERENCE = Variant("reference_{}", "PyTorch chunkwise", counted_cost, {"refuses": refuse_decode, "owner": PYTORCH})
 
 
+def identity(op: Recurrence) -> dict[str, Any]:
+    """Return the fields of `Implementation` that say what is computed: an mLSTM by its gate, all else by its name."""
+    of_mlstm = op.family == "mlstm"
+    named = {"gate": op.name if of_mlstm else None, "operation": None if of_mlstm else op.name}
+    return {"family": op.family, "groups": not op.shared, **named}
+
+
 def implementation(op: Recurrence, kernels: str) -> Implementation:
     """Return the entry of an operation on `kernels`, an implementation of it."""
     from tflabench.theory.launches import Modelled
@@ -200,18 +232,16 @@ def implementation(op: Recurrence, kernels: str) -> Implementation:
     variant, algorithm = op.variants[kernels], op.variants[kernels].algorithm
     return Implementation(
         name=variant.name.format(op.name),
-        family=op.family,
         title=f"{op.title} {variant.title}",
         build=partial(build, kernels, op),
         chunked=True,
         cost=partial(variant.cost, op),
         modelled=algorithm and Modelled(algorithm, op.counts, gate_gradients=op.decays > 0, shared=op.shared),
-        operation=op.name,
         gates=op.gates,
         counts=op.counts,
         bound=op.bound,
         tried=list(op.variants).index(kernels) if variant.facts.get("owner") is OURS else None,
-        groups=not op.shared,
+        **identity(op),
         **variant.facts,
     )
 
