@@ -14,6 +14,7 @@ import pkgutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
+from statistics import median
 from typing import Any, ClassVar
 from unittest.mock import patch
 
@@ -29,6 +30,7 @@ from tflabench.integrations import Installed, IntegrationError, install
 from tflabench.problem import Problem
 
 DECODED = 16  # steps compared, one after the other
+NOTED = 3  # steps whose recurrence is timed
 ENDLESS = 1 << 40  # steps
 BACKENDS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 XLSTM_KERNELS: dict[Kernels, dict[str, Any]] = {
@@ -327,24 +329,28 @@ class _Inference:
 
 
 def _recurrence_ms(of: Architecture, run: Callable[[], object], device: torch.device) -> float:
-    """Return the milliseconds of a step between entries and exits of its recurrence, forward and backward."""
-    times: list[Any] = []
+    """Return the milliseconds of a step between entries and exits of its recurrence, the median of NOTED steps."""
+    cuda = device.type == "cuda"
+    notes: list[Any] = []
 
     def note() -> None:
-        if device.type != "cuda":
-            times.append(time.perf_counter())
-            return
-        times.append(torch.cuda.Event(enable_timing=True))
-        times[-1].record()
+        notes.append(torch.cuda.Event(enable_timing=True) if cuda else 1e3 * time.perf_counter())
+        if cuda:
+            notes[-1].record()
+
+    def once() -> float:
+        notes.clear()
+        run()
+        pairs = zip(notes[::2], notes[1::2], strict=True)
+        if not cuda:
+            return sum(end - start for start, end in pairs)
+        torch.cuda.synchronize(device)
+        return sum(start.elapsed_time(end) for start, end in pairs)
 
     with ExitStack() as replaced:
         for holder, name in _places(of):
             replaced.enter_context(patch.object(holder, name, _noting(getattr(holder, name), note)))
-        run()
-    if device.type != "cuda":
-        return 1e3 * sum(end - start for start, end in zip(times[::2], times[1::2], strict=True))
-    torch.cuda.synchronize(device)
-    return sum(start.elapsed_time(end) for start, end in zip(times[::2], times[1::2], strict=True))
+        return median(once() for _ in range(NOTED))
 
 
 def _noting(function: Callable[..., Any], note: Callable[[], None]) -> Callable[..., Any]:
