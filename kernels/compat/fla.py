@@ -59,7 +59,7 @@ class Call(NamedTuple):
         safe_gate: there must be a lower bound. The result is the same.
         return_intermediate_states, use_graph, cp_context: such calls are refused; a sequence is on one GPU.
         disable_recompute, chunk_indices, max_num_seqs: of no effect.
-        chunk_size: steps between two states in memory; None lets the kernels choose.
+        chunk_size: steps between two states in memory, of KDA 32 or 64; None lets the kernels choose.
         transpose_state_layout: what earlier versions of fla call `state_v_first`.
     """
 
@@ -241,7 +241,8 @@ def _delta_rule(rule: Any, call: Call) -> Output:
         beta = check_tensor("beta", beta, call.v, "v").float().sigmoid() * (2 if negative else 1)
     g = _log_decays(call) if call.use_gate_in_kernel else call.g
     gates: Any = (beta,) if rule is delta_net else (g, beta)
-    beta_max = 1 if sigmoid and not negative else 2  # one that is given as it is may be up to 2
+    # One that is given as it is may be up to 2. KDA computes the same whichever way it is given, as fla's does.
+    beta_max = 1 if sigmoid and not negative and rule is not kda else 2
     return _computed(rule, call, *gates, l2_normalize=call.use_qk_l2norm_in_kernel, beta_max=beta_max)
 
 
@@ -323,7 +324,13 @@ def fused_recurrent_gated_delta_rule(call: Call) -> Output:
     "A_log dt_bias chunk_size",
 )
 def chunk_kda(call: Call) -> Output:
-    """Compute Kimi Delta Attention: `chunk_gated_delta_rule` with d_t a diagonal matrix."""
+    """Compute Kimi Delta Attention: `chunk_gated_delta_rule` with d_t a diagonal matrix.
+
+    Raises:
+        ValueError: a chunk_size that fla's has not.
+    """
+    if call.chunk_size not in (None, 32, 64):
+        raise ValueError(f"chunk_size is {call.chunk_size}: `chunk_size` must be either 32 or 64")
     return _delta_rule(kda, call)
 
 

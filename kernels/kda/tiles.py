@@ -10,7 +10,7 @@ One program a tile of one head.
 
 # pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
 # pyright: reportAttributeAccessIssue=false, reportAssignmentType=false
-# (Triton's language looks like Python, but its types are its own.)
+# (Triton's language looks like Python, but its types are its diagonal.)
 
 from __future__ import annotations
 
@@ -106,12 +106,13 @@ def tile_operands(q, k, g, beta, operands, scale, heads, T, d, config: tl.conste
     t = tile * TILE + r
     p = tl.zeros([TILE, TILE], tl.float32)
     a = tl.zeros([TILE, TILE], tl.float32)
+    diagonal = tl.zeros([TILE], tl.float32)
     for start in range(0, d, CHANNELS):
         c = start + tl.arange(0, CHANNELS)
         log2 = load_gates(g, b, h, t, c, T, d)
         q_tile = load_rows(q, b, h, t, c, T, d).to(tl.float32)
         k_tile = load_rows(k, b, h, t, c, T, d).to(tl.float32)
-        p += tl.where(r[:, None] == r[None, :], tl.sum(q_tile * k_tile, 1)[:, None], 0.0)
+        diagonal += tl.sum(q_tile * k_tile, 1)
         decays = decays_of(log2, c < d, config)
         since, until = decays_in_runs(decays, TILE // STEPS)
         reading = as_tile(tl.exp2(since))
@@ -129,6 +130,7 @@ def tile_operands(q, k, g, beta, operands, scale, heads, T, d, config: tl.conste
             p += tl.where(pairs, part, 0.0)
             part = tl.dot(as_tile((k_tile * up).to(wide)), earlier.T, input_precision=PRECISION)
             a += tl.where(pairs, part, 0.0)
+    p = tl.where(r[:, None] == r[None, :], diagonal[:, None], p)
     store_matrix(operands.scores, p * scale, bh, t, r, T, TILE)
     s = root_strengths(beta, bh, t, T, dtype)
     x = inverse_of(a * s[:, None] * s[None, :], PRECISION)

@@ -546,7 +546,7 @@ def gated_norm_of(layer: Any) -> Any:
 
 
 @pytest.mark.parametrize("by_name", [True, False])
-@pytest.mark.parametrize("call", ["g and g_gamma", "documents", "documents on a CPU", "activation"])
+@pytest.mark.parametrize("call", ["g and g_gamma", "wide KDA", "documents", "documents on a CPU", "activation"])
 def test_what_ours_do_not_take_is_the_librarys_by_place_and_by_name(call, by_name):
     def chunk_simple_gla(q: Any, k: Any, v: Any, g: Any = None, g_gamma: Any = None, **more: Any) -> str:
         return "theirs"
@@ -554,10 +554,11 @@ def test_what_ours_do_not_take_is_the_librarys_by_place_and_by_name(call, by_nam
     def split_conv1d_scan(zxbcdt: Any, seq_idx: Any = None, activation: Any = "silu") -> str:
         return "theirs"
 
-    x, convolution = torch.ones(1, 2, 2, 16), None if call == "documents" else print
+    x, wide, convolution = torch.ones(1, 2, 2, 16), torch.ones(1, 2, 2, 144), None if call == "documents" else print
     of_mamba = partial(mamba_ssm.refuses, SimpleNamespace(causal_conv1d_fn=convolution))
     original, refuses, given = {
         "g and g_gamma": (chunk_simple_gla, fla.refuses, {"q": x, "k": x, "v": x, "g": x, "g_gamma": x}),
+        "wide KDA": (chunk_simple_gla, fla.refuses_kda, {"q": wide, "k": wide, "v": x}),
         "activation": (split_conv1d_scan, of_mamba, {"zxbcdt": x, "seq_idx": None, "activation": "gelu"}),
     }.get(call, (split_conv1d_scan, of_mamba, {"zxbcdt": x, "seq_idx": x}))
     handle: Any = SimpleNamespace(active=lambda: True, leave=lambda name, why: None, count=lambda: 0)

@@ -16,23 +16,27 @@ from typing import Any
 import torch
 
 from tflabench.kernels.compat import fla as ours
+from tflabench.kernels.kda.plan import LARGEST_D_QK
 
+KDA = "chunk_kda", "fused_recurrent_kda"
 TESTED = {
     "gla": ("chunk_gla", "fused_chunk_gla", "fused_recurrent_gla"),
     "delta_rule": ("chunk_delta_rule",),  # what it is compared with is fla's fused_recurrent_delta_rule
     "gated_delta_rule": ("chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule"),
-    "kda": ("chunk_kda", "fused_recurrent_kda"),
+    "kda": KDA,
 }
 LEFT = {"transpose_state_layout", "return_intermediate_states"}  # keywords
 
 
 def served(name: str, original: Any) -> Any:
-    """Return our function, but for calls with a keyword that is left to fla."""
+    """Return our function, but for calls with a keyword, or a d_qk of KDA, that is left to fla."""
     function = getattr(ours, name)
 
     @functools.wraps(function)
     def call(*args: Any, **named: Any) -> Any:
-        return (original if LEFT & set(named) else function)(*args, **named)
+        q = named["q"] if "q" in named else args[0]
+        left = LEFT & set(named) or (name in KDA and q.shape[-1] > LARGEST_D_QK)
+        return (original if left else function)(*args, **named)
 
     return call
 

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from tflabench.kernels.compat import fla as ours
+from tflabench.kernels.kda.plan import LARGEST_D_QK
 
 from .core import Installed, Replacement, stand_in, wherever
 
@@ -47,7 +48,10 @@ def plan(handle: Installed, force: bool) -> list[Replacement]:
     for layer in LAYERS:
         importlib.import_module(f"fla.layers.{layer}")
     handle.left.update(LEFT)
-    served = {name: stand_in(handle, getattr(ops, name), ours, refuses) for name, ours in REPLACED.items()}
+    served = {
+        name: stand_in(handle, getattr(ops, name), ours, refuses_kda if name == "chunk_kda" else refuses)
+        for name, ours in REPLACED.items()
+    }
     return [replacement for name, ours in served.items() for replacement in wherever(ops, name, ours)]
 
 
@@ -62,6 +66,13 @@ def refuses(given: dict[str, Any]) -> str | None:
     if given.get("return_intermediate_states") or given.get("use_graph"):
         return "it asks for states in between, or for a graph of sequences whose bounds change"
     return refuses_sizes(given["q"], given["v"])
+
+
+def refuses_kda(given: dict[str, Any]) -> str | None:
+    """Return `refuses` of a call of KDA."""
+    if given["q"].shape[-1] > LARGEST_D_QK:
+        return f"d_qk is above {LARGEST_D_QK}: ours would run in plain PyTorch"
+    return refuses(given)
 
 
 def refuses_sizes(q: Tensor, v: Tensor) -> str | None:

@@ -271,6 +271,12 @@ def test_bad_input_is_named(arguments, words):
         fla.chunk_simple_gla(q, k, v, **arguments)
 
 
+def test_kda_has_the_chunk_sizes_of_fla():
+    q, k, v, g = inputs()
+    with pytest.raises(ValueError, match="`chunk_size` must be either 32 or 64"):
+        fla.chunk_kda(q, k, v, g, g[..., 0], chunk_size=16)
+
+
 def test_states_must_be_one_a_sequence():
     q, k, v, g = inputs(batch=1)
     with pytest.raises(ValueError, match=r"initial_state.C has the shape \(1, 1, 1, 1\): it must be \(2, "):
