@@ -3,7 +3,8 @@
 Simple GLA stands for mLSTMsig too, whose function it is with k sigmoid(i) in place of k.
 
 Layout (B, T, H, d), as its layers have it. Decays and step sizes are drawn as these make them, log sigmoid and sigmoid
-of pre-activations; the delta rules normalise q and k inside their kernels.
+of pre-activations; the delta rules normalise q and k inside their kernels. Inputs and oracles are those of our
+operations.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from tflabench.baselines.packages import EINOPS, import_inner, refuse
 from tflabench.baselines.recurrences import decay_gradient_as_summed
-from tflabench.implementations import registry
+from tflabench.implementations import bundled, recurrences, registry
 from tflabench.implementations.adapter import (
     Case,
     FinalStates,
@@ -26,28 +27,31 @@ from tflabench.implementations.adapter import (
     Owner,
     Unsupported,
     attention_inputs,
-    decayed_inputs,
 )
-from tflabench.implementations.bundled import refuse_sequence
-from tflabench.implementations.mlstm import GATES, sequence_oracle
+from tflabench.implementations.mlstm import sequence_oracle
 from tflabench.implementations.packages import installed, package_version
-from tflabench.problem import DRAWN_GATES, Problem
+from tflabench.kernels.types import MLSTM_SIG
+from tflabench.problem import Problem
 from tflabench.theory import linear_attention
-from tflabench.theory.cost import Cost
+from tflabench.theory.cost import GATES, Cost
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from tflabench.theory.roofline import Bounded
+    from tflabench.implementations.recurrences import Recurrence
 
 NEEDS = {"fla": "pip install flash-linear-attention==0.6.0", "triton": "pip install triton", **EINOPS}
 PACKAGE, PARTS = "flash-linear-attention", ("fla-core", "tilelang")  # which it hands some kernels to, where it is there
 OWNER = Owner("fla", "green")
 CHUNK_SIZE = 64  # what fla uses by itself
-NORM_EPS = 1e-6  # of fla's l2norm
 # Packages that fla hands calls to where they are installed: they are baselines of their own, or none.
 HANDED_ON = {"FLA_FLASH_QLA": "0", "FLA_FLASH_KDA": "0"}
+
+
+def no_decay(head: Tensor, heads: int) -> Tensor:
+    """0, that of linear attention."""
+    return 0 * head
 
 
 def retention_decay(head: Tensor, heads: int) -> Tensor:
@@ -67,9 +71,8 @@ class Op:
     Attributes:
         name, title: of the implementation, whose title says fla too.
         module, function: where it is; the module below fla.ops.
-        decay: what g is: none, a log decay a head or a channel, or a constant a head by this function of its index.
-        gates: as `Implementation.gates`.
-        delta: whether it has the delta rule; it then takes beta.
+        of: what it computes.
+        constant: log decays that fla knows itself, a function of the index of a head; None where they are inputs.
         options: further arguments.
         broken_backward: whether fla refuses its backward pass on Hopper with the Triton versions that miscompile it.
         summed_decay_gradient: whether it forms dg as `decay_gradient_as_summed` does.
@@ -83,9 +86,8 @@ class Op:
     title: str
     module: str
     function: str
-    decay: Literal["head", "channel"] | Callable[[Tensor, int], Tensor] | None = None
-    gates: str = DRAWN_GATES["normal"]
-    delta: bool = False
+    of: Recurrence
+    constant: Callable[[Tensor, int], Tensor] | None = None
     options: Mapping[str, object] | None = None
     broken_backward: bool = False
     summed_decay_gradient: bool = False
@@ -99,60 +101,48 @@ class Op:
         """Return what it computes, as `Implementation.operation`: forms of one operation differ by their ends alone."""
         return self.name.removeprefix("fla_").removesuffix("_fused")
 
+    @property
+    def delta(self) -> bool:
+        """Tell whether it has the delta rule; it then takes beta."""
+        return GATES[self.of.counts].delta
 
-_DELTA = {"delta": True, "options": {"use_qk_l2norm_in_kernel": True}, "largest_d_qk": 256}
+
+OURS = bundled.operations()
+GLA, SIMPLE_GLA, RETENTION = OURS["gla"], OURS["simple_gla"], OURS["retention"]
+_DELTA = {"options": {"use_qk_l2norm_in_kernel": True}, "largest_d_qk": 256}
+_LINEAR = {"constant": no_decay, "options": {"normalize": False}}
 OPS = (
-    Op("fla_gla", "GLA chunk", "gla", "chunk_gla", "channel", "weak"),
-    Op("fla_gla_fused", "GLA fused chunk", "gla", "fused_chunk_gla", "channel", "weak"),
-    Op("fla_simple_gla", "Simple GLA chunk", "simple_gla", "chunk_simple_gla", "head", broken_backward=True),
+    Op("fla_gla", "GLA chunk", "gla", "chunk_gla", GLA),
+    Op("fla_gla_fused", "GLA fused chunk", "gla", "fused_chunk_gla", GLA),
+    Op("fla_simple_gla", "Simple GLA chunk", "simple_gla", "chunk_simple_gla", SIMPLE_GLA, broken_backward=True),
     Op(
-        "fla_simple_gla_fused",
-        "Simple GLA fused chunk",
-        "simple_gla",
-        "fused_chunk_simple_gla",
-        "head",
-        summed_decay_gradient=True,
-        on_chip=64,
+        "fla_simple_gla_fused", "Simple GLA fused chunk", "simple_gla", "fused_chunk_simple_gla", SIMPLE_GLA,
+        summed_decay_gradient=True, on_chip=64,
     ),
-    Op("fla_retention", "Retention chunk", "retention", "chunk_retention", retention_decay),
+    Op("fla_retention", "Retention chunk", "retention", "chunk_retention", RETENTION, retention_decay),
     Op(
-        "fla_retention_fused",
-        "Retention fused chunk",
-        "retention",
-        "fused_chunk_retention",
-        retention_decay,
-        on_chip=64,
+        "fla_retention_fused", "Retention fused chunk", "retention", "fused_chunk_retention", RETENTION,
+        retention_decay, on_chip=64,
     ),
     Op(
-        "fla_lightning",
-        "Lightning attention chunk",
-        "lightning_attn",
-        "chunk_lightning_attn",
-        lightning_decay,
-        options={"layer_idx": 0, "num_layers": 1},
+        "fla_lightning", "Lightning attention chunk", "lightning_attn", "chunk_lightning_attn", RETENTION,
+        lightning_decay, options={"layer_idx": 0, "num_layers": 1},
     ),
-    Op("fla_linear", "Linear attention chunk", "linear_attn", "chunk_linear_attn", options={"normalize": False}),
+    Op("fla_linear", "Linear attention chunk", "linear_attn", "chunk_linear_attn", RETENTION, **_LINEAR),
     Op(
-        "fla_linear_fused",
-        "Linear attention fused chunk",
-        "linear_attn",
-        "fused_chunk_linear_attn",
-        options={"normalize": False},
-        on_chip=64,
+        "fla_linear_fused", "Linear attention fused chunk", "linear_attn", "fused_chunk_linear_attn", RETENTION,
+        **_LINEAR, on_chip=64,
     ),
-    Op("fla_delta_net", "DeltaNet chunk", "delta_rule", "chunk_delta_rule", **_DELTA, dtypes="bfloat16 float16"),
     Op(
-        "fla_gated_delta_net",
-        "Gated DeltaNet chunk",
-        "gated_delta_rule",
-        "chunk_gated_delta_rule",
-        "head",
-        **_DELTA,
-        broken_backward=True,
-        groups=True,
+        "fla_delta_net", "DeltaNet chunk", "delta_rule", "chunk_delta_rule", OURS["delta_net"],
+        **_DELTA, dtypes="bfloat16 float16",
     ),
-    Op("fla_kda", "KDA chunk", "kda", "chunk_kda", "channel", "strong", **_DELTA),
-)
+    Op(
+        "fla_gated_delta_net", "Gated DeltaNet chunk", "gated_delta_rule", "chunk_gated_delta_rule",
+        OURS["gated_delta_net"], **_DELTA, broken_backward=True, groups=True,
+    ),
+    Op("fla_kda", "KDA chunk", "kda", "chunk_kda", OURS["kda"], **_DELTA),
+)  # fmt: skip
 
 
 def module_of(op: Op) -> ModuleType:
@@ -186,7 +176,7 @@ def build(op: Op, problem: Problem, device: torch.device) -> Case:
     function = sound_function(op, problem, device)
     inputs = drawn_inputs(op, problem, device)
     arguments = dict(inputs)
-    if callable(op.decay):  # a slice of the heads still knows which they are
+    if op.constant:  # a slice of the heads still knows which they are
         inputs["head"] = torch.arange(problem.heads, dtype=torch.float32, device=device)
     options = op.options or {}
     kernel = f"fla.ops.{op.module}.{op.function}"
@@ -220,14 +210,7 @@ def case_of(
 
 def drawn_inputs(op: Op, problem: Problem, device: torch.device) -> dict[str, Tensor]:
     """Return leaves q, k, v (B, T, H, d), and the log decays g and step sizes beta that a function takes."""
-    gates: dict[str, tuple[int, ...]] = {"beta": ()} if op.delta else {}
-    if not isinstance(op.decay, str):
-        inputs = attention_inputs(problem, device, "bthd", **gates)
-    else:
-        inputs = decayed_inputs(problem, device, g=(problem.d_qk,) if op.decay == "channel" else (), **gates)
-    if op.delta:
-        inputs["beta"] = inputs["beta"].detach().sigmoid().requires_grad_(inputs["beta"].requires_grad)
-    return inputs
+    return attention_inputs(problem, device) if op.constant else op.of.inputs(problem, device)
 
 
 def inputs_of_serving(op: Op, problem: Problem, device: torch.device, *, normalizes: bool) -> dict[str, Tensor]:
@@ -236,12 +219,12 @@ def inputs_of_serving(op: Op, problem: Problem, device: torch.device, *, normali
     Args:
         normalizes: whether the kernel normalizes q and k, which then stay as they are.
     """
-    from tflabench.baselines.recurrences import normalized
+    from tflabench.kernels.delta.normalize import l2_normalized
 
     inputs = {name: tensor.detach() for name, tensor in drawn_inputs(op, problem, device).items()}
     inputs |= {name: inputs[name].float() for name in ("g", "beta")}
     if not normalizes:
-        inputs |= {name: normalized(inputs[name], NORM_EPS) for name in "qk"}
+        inputs |= {name: l2_normalized(inputs[name], plain=True) for name in "qk"}
     return {name: tensor.requires_grad_(problem.pass_ == "fwbw") for name, tensor in inputs.items()}
 
 
@@ -293,7 +276,7 @@ def build_mlstm(op: Op, problem: Problem, device: torch.device) -> Case:
 def mlstm_oracle(inputs: Mapping[str, Tensor]) -> Tensor:
     """Return h (B, T, H, d_hv) of mLSTMsig."""
     heads_first = {name: tensor.transpose(1, 2) for name, tensor in inputs.items()}
-    return sequence_oracle(GATES["sig"], heads_first).transpose(1, 2)
+    return sequence_oracle(MLSTM_SIG, heads_first).transpose(1, 2)
 
 
 def mlstm_cost(op: Op, problem: Problem) -> Cost:
@@ -304,29 +287,14 @@ def mlstm_cost(op: Op, problem: Problem) -> Cost:
 
 
 def oracle(op: Op, heads: int, inputs: Mapping[str, Tensor], *, normalizes: bool = True) -> Tensor:
-    """Return o (B, T, H, d_hv) of the op's own recurrence; inputs may be a slice of a problem of `heads`.
+    """Return o (B, T, H, d_hv) of the operation; inputs may be a slice of a problem of `heads`.
 
     Args:
         normalizes: whether a delta rule normalizes q and k; False where they come normalized.
     """
-    import torch
-
-    from tflabench.baselines.recurrences import normalized, recurrence
-
-    q, k, v = (inputs[name].transpose(1, 2) for name in "qkv")
-    if op.delta:
-        sharing = v.shape[1] // q.shape[1]
-        q, k = (normalized(x, NORM_EPS) if normalizes else x for x in (q, k))
-        q, k = (x.repeat_interleave(sharing, 1) for x in (q, k))
-    if callable(op.decay):
-        log_decay = op.decay(inputs["head"].float(), heads)[None, :, None, None]
-    elif op.decay is None:
-        log_decay = torch.zeros(1, 1, 1, 1, device=q.device)
-    else:
-        g = inputs["g"].transpose(1, 2)
-        log_decay = g if op.decay == "channel" else g[..., None]
-    beta = inputs["beta"].transpose(1, 2) if op.delta else None
-    return recurrence(q, k, v, log_decay, beta, scale=q.shape[-1] ** -0.5).transpose(1, 2)
+    if op.constant:
+        inputs = {name: inputs[name] for name in "qkv"} | {"log_decay": op.constant(inputs["head"].float(), heads)}
+    return recurrences.oracle(op.of if normalizes else replace(op.of, options={}), inputs)
 
 
 def require_sound_triton(device: torch.device) -> None:
@@ -369,7 +337,7 @@ def cost_of_serving(op: Op, problem: Problem) -> Cost:
 
 
 def _decays(op: Op, problem: Problem) -> int:
-    return {"head": 1, "channel": problem.d_qk}.get(op.decay, 0) if isinstance(op.decay, str) else 0
+    return {"step": 1, "channel": problem.d_qk}.get(str(op.of.gate.forget_of), 0)
 
 
 def bytes_a_step(problem: Problem, decays: int, block: int) -> float:
@@ -394,14 +362,6 @@ def bytes_a_step(problem: Problem, decays: int, block: int) -> float:
     return outputs + dq_pass + dk_dv_pass + decays * (4 * (4 * rows * columns + 1) + size)
 
 
-def bound(op: Op) -> Bounded | None:
-    """Return the bound of a call; None for the delta rules, which have no formula."""
-    if op.delta:
-        return None
-    gates: dict[str, Bounded] = {"head": "one_gate", "channel": "channel_gates"}
-    return gates[op.decay] if isinstance(op.decay, str) else "ungated"
-
-
 def refuses(op: Op, problem: Problem, device: str) -> str | None:
     """Return why fla's function cannot run this, or None."""
     if reason := refuse(problem, device, NEEDS, op.dtypes):
@@ -413,7 +373,7 @@ def refuses(op: Op, problem: Problem, device: str) -> str | None:
 
 def refuses_step(op: Op, problem: Problem, device: str) -> str | None:
     """Return why the fused recurrent form cannot take this step, or None."""
-    return refuses(op, problem.with_(pass_="fw"), device) or refuse_sequence(problem, device)
+    return refuses(op, problem.with_(pass_="fw"), device) or bundled.refuse_sequence(problem, device)
 
 
 def implementation(op: Op) -> Implementation:
@@ -435,8 +395,8 @@ def implementation(op: Op) -> Implementation:
         majors=(8, 12),
         operation=op.operation,
         groups=op.groups,
-        gates=op.gates,
-        bound=bound(op),
+        gates=op.of.gates,
+        bound=None if op.delta else op.of.bound,
     )
 
 

@@ -27,8 +27,7 @@ OP = fla_ops.Op(
     "RWKV-7 chunk",
     "rwkv7",
     "chunk_rwkv7",
-    "channel",
-    "medium",
+    replace(fla_ops.GLA, gates="medium"),
     options={"safe_gate": True, "lower_bound": STRONGEST, "chunk_size": CHUNK_SIZE},
     largest_d_qk=256,
     dtypes="bfloat16 float16",
@@ -60,10 +59,9 @@ def build(problem: Problem, device: torch.device) -> Case:
 
 def oracle(inputs: Mapping[str, Tensor]) -> Tensor:
     """Return o (B, T, H, d_hv)."""
-    from tflabench.baselines.recurrences import recurrence
+    from tflabench.baselines.recurrences import rwkv7
 
-    q, k, v, g, a, b = (inputs[name].transpose(1, 2) for name in "qkvgab")
-    return recurrence(q, k, v, g, low_rank=(a, b)).transpose(1, 2)
+    return rwkv7(*(inputs[name].transpose(1, 2) for name in "qkvgab")).transpose(1, 2)
 
 
 def cost(problem: Problem) -> Cost:

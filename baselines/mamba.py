@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 
 from tflabench.baselines.packages import EINOPS, import_inner, refuse
 from tflabench.implementations.adapter import Case, Implementation, Owner, draw
-from tflabench.implementations.bundled import mamba2_inputs, mamba2_parameters
+from tflabench.implementations.bundled import mamba2_inputs, mamba2_parameters, operations
+from tflabench.implementations.recurrences import oracle
 from tflabench.problem import Problem
 from tflabench.theory import linear_attention
 from tflabench.theory.cost import Cost
@@ -38,6 +39,7 @@ SCAN_MODULE = "mamba_ssm.ops.selective_scan_interface"
 SCAN_NEEDS = {SCAN_MODULE: COMPILED, "selective_scan_cuda": COMPILED, **EINOPS}
 CONV_NEEDS = {**SSD_NEEDS, "causal_conv1d": "pip install --no-build-isolation causal-conv1d==1.7.0 (needs nvcc)"}
 
+ssd_oracle = partial(oracle, operations()["mamba2_ssd"])
 CHUNK_SIZE = 256  # mamba-ssm's own, and the paper's
 CONV_WIDTH = 4
 LARGEST_STATE = 256
@@ -108,21 +110,6 @@ def build_ssd(problem: Problem, device: torch.device) -> Case:
         layout="bthd",
         details={"kernel": f"{SSD_MODULE}.mamba_chunk_scan_combined", "chunk_size": chunk_size},
     )
-
-
-def ssd_oracle(inputs: Mapping[str, Tensor]) -> Tensor:
-    """Return y (B, T, H, P): C_t the state's q, B_t its k, dt_t x_t its v, exp(dt_t A) its decay; and D x_t."""
-    import torch
-    from torch.nn.functional import softplus
-
-    from tflabench.baselines.recurrences import recurrence
-
-    x, dt, B, C, dt_bias, D, A = (inputs[name] for name in ("x", "dt", "B", "C", "dt_bias", "D", "A"))
-    work = torch.promote_types(x.dtype, torch.float32)
-    step = softplus(dt.to(work) + dt_bias.to(work))  # (B, T, H)
-    q, k, v = (tensor.transpose(1, 2) for tensor in (C, B, (step[..., None] * x).to(x.dtype)))
-    y = recurrence(q, k, v, (step * A.to(work)).transpose(1, 2)[..., None]).transpose(1, 2)
-    return (y.to(work) + D.to(work)[:, None] * x).to(x.dtype)
 
 
 def build_conv(problem: Problem, device: torch.device) -> Case:

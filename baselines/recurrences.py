@@ -1,14 +1,10 @@
-"""The recurrences that baselines compute, in plain, differentiable PyTorch: the oracles of their correctness gate.
+"""The recurrences of baselines that our operations do not compute, in plain, differentiable PyTorch: oracles.
 
-One form covers linear attention and its relatives: per head a state C (d_qk x d_hv), 0 before the first step, and
+RWKV-7 has per head a state C (d_qk x d_hv), 0 before the first step, and g, a log decay a channel:
 
-    C'_t = diag(exp(g_t)) C_{t-1}                       g: log decay, a scalar or a value a channel of d_qk
-    C_t  = C'_t + k_t u_t^T                             u_t = v_t, or with the delta rule
-    o_t  = scale q_t^T C_t                              u_t = beta_t (v_t - C'_t^T k_t)
+    C_t = diag(exp(g_t)) C_{t-1} + b_t a_t^T C_{t-1} + k_t v_t^T        o_t = q_t^T C_t
 
-GLA, Simple GLA, Retention, Lightning attention, linear attention and Mamba 2 (q = C, k = B, v = dt x, g = dt A) are the
-first kind, DeltaNet, Gated DeltaNet and KDA the second. RWKV-7 adds b_t a_t^T C_{t-1} to the first. Mamba has a decay a
-channel and state, and no products of matrices: `selective_scan`.
+Mamba has a decay a channel and state, and no products of matrices: `selective_scan`.
 
 Everything is computed in at least float32, and operands of matrix products are rounded to the dtype of the inputs, as
 kernels at that precision do.
@@ -24,76 +20,38 @@ from tflabench.implementations.adapter import SuffixSum
 if TYPE_CHECKING:
     from torch import Tensor
 
-SCALAR_CHUNK, CHANNEL_CHUNK = 64, 16  # steps at a time: the decays of channels take L * L * d_qk numbers
+CHUNK = 16  # steps at a time: the decays of channels take L * L * d_qk numbers
 SCAN_CHUNK = 64
 
 
-def recurrence(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    log_decay: Tensor,
-    beta: Tensor | None = None,
-    *,
-    low_rank: tuple[Tensor, Tensor] | None = None,
-    scale: float = 1.0,
-) -> Tensor:
-    """Return o (B, H, T, d_hv) of q, k (B, H, T, d_qk), v (B, H, T, d_hv); chunk by chunk, all chunks of equal form.
-
-    Args:
-        log_decay: g (B, H, T, 1), or (B, H, T, d_qk) for a decay a channel; broadcast where a size is 1.
-        beta: (B, H, T): the delta rule with this step size; None writes v itself.
-        low_rank: a and b (B, H, T, d_qk) of RWKV-7; None adds nothing.
-        scale: of q.
-    """
+def rwkv7(q: Tensor, k: Tensor, v: Tensor, g: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """Return o (B, H, T, d_hv) of q, k, g, a, b (B, H, T, d_qk), v (B, H, T, d_hv), chunk by chunk."""
     import torch
 
-    dtype, T = q.dtype, q.shape[2]
+    dtype = q.dtype
     work = torch.promote_types(dtype, torch.float32)
 
     def rounded(x: Tensor) -> Tensor:
         return x.to(dtype).to(work)
 
-    B, H = torch.broadcast_shapes(q.shape[:2], v.shape[:2])
-    log_decay = log_decay.to(work).expand(B, H, T, -1)
-    C = torch.zeros(B, H, k.shape[-1], v.shape[-1], dtype=work, device=q.device)
-    L = SCALAR_CHUNK if log_decay.shape[-1] == 1 else CHANNEL_CHUNK
+    C = torch.zeros(*q.shape[:2], k.shape[-1], v.shape[-1], dtype=work, device=q.device)
     outputs = []
-    for start in range(0, T, L):
-        steps = slice(start, start + L)
-        q_c, k_c, u = (x[:, :, steps].to(work) for x in (q, k, v))
-        g = log_decay[:, :, steps]
-        D = _decays(g)  # [L, L, 1 or d_qk], 0 above the diagonal
-        from_start = g.cumsum(2).exp()
+    for start in range(0, q.shape[2], CHUNK):
+        q_c, k_c, v_c, g_c, a_c, b_c = (x[:, :, start : start + CHUNK].to(work) for x in (q, k, v, g, a, b))
+        D = _decays(g_c)  # [L, L, d_qk], 0 above the diagonal
+        from_start = g_c.cumsum(2).exp()
         C_read = rounded(C)
-        if beta is not None:
-            # (1 + A) u = beta (v - K' C), A_ij = beta_i k_i^T D_ij k_j for j < i
-            step_size = beta[:, :, steps].to(work)[..., None]
-            u = step_size * (u - rounded(k_c * from_start) @ C_read)
-            A = step_size * _scores(k_c, k_c, D).tril(-1)
-            u = rounded(torch.linalg.solve_triangular(A, u, upper=False, unitriangular=True))
-        writes = [(k_c, u)]
-        if low_rank is not None:
-            # (1 - A) y = a' C + A_k v, A_ij = a_i^T D_(i-1)j b_j, A_k the same of k: a reads the state before a step
-            a, b = (x[:, :, steps].to(work) for x in low_rank)
-            before = torch.nn.functional.pad(D[:, :, :-1], (0, 0, 0, 0, 1, 0))
-            to_before = torch.nn.functional.pad(from_start[:, :, :-1], (0, 0, 1, 0), value=1.0)
-            y = rounded(a * to_before) @ C_read + rounded(_scores(a, k_c, before)) @ u
-            A = -_scores(a, b, before)
-            writes.append((b, rounded(torch.linalg.solve_triangular(A, y, upper=False, unitriangular=True))))
+        # (1 - A) y = a' C + A_k v, A_ij = a_i^T D_(i-1)j b_j, A_k the same of k: a reads the state before a step
+        before = torch.nn.functional.pad(D[:, :, :-1], (0, 0, 0, 0, 1, 0))
+        to_before = torch.nn.functional.pad(from_start[:, :, :-1], (0, 0, 1, 0), value=1.0)
+        y = rounded(a_c * to_before) @ C_read + rounded(_scores(a_c, k_c, before)) @ v_c
+        y = torch.linalg.solve_triangular(-_scores(a_c, b_c, before), y, upper=False, unitriangular=True)
+        writes = (k_c, v_c), (b_c, rounded(y))
         within = sum(rounded(_scores(q_c, key, D)) @ value for key, value in writes)
-        outputs.append(scale * (rounded(q_c * from_start) @ C_read + within))
+        outputs.append(rounded(q_c * from_start) @ C_read + within)
         written = sum(rounded(key * D[:, :, -1]).mT @ value for key, value in writes)
         C = from_start[:, :, -1, :, None] * C + written
     return torch.cat(outputs, dim=2).to(dtype)
-
-
-def normalized(x: Tensor, eps: float) -> Tensor:
-    """Return x / sqrt(|x|^2 + eps) over the last dimension, in the dtype of x."""
-    import torch
-
-    wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    return (wide * torch.rsqrt(wide.square().sum(-1, keepdim=True) + eps)).to(x.dtype)
 
 
 def decay_gradient_as_summed(
@@ -130,8 +88,6 @@ def _scores(x: Tensor, y: Tensor, D: Tensor) -> Tensor:
     """x_i^T diag(D_ij) y_j, (..., L, L)."""
     import torch
 
-    if D.shape[-1] == 1:
-        return (x @ y.mT) * D[..., 0]
     return torch.einsum("bhic,bhjc,bhijc->bhij", x, y, D)
 
 

@@ -15,9 +15,8 @@ import pytest
 import torch
 from torch.nn.functional import logsigmoid, softplus
 
-from tflabench import ops
 from tflabench.baselines import fla_ops, fla_rwkv7, flash_attention, lightning, mamba, nxai, packages
-from tflabench.baselines.recurrences import normalized, recurrence, selective_scan
+from tflabench.baselines.recurrences import rwkv7, selective_scan
 from tflabench.bench.verify import verify
 from tflabench.bench.worker import Worker
 from tflabench.implementations import registry
@@ -70,35 +69,20 @@ def assert_same_with_gradients(actual, expected, leaves):
         torch.testing.assert_close(left, right)
 
 
-@pytest.mark.parametrize("delta", [False, True])
-@pytest.mark.parametrize("channels", [1, 4])
-def test_recurrence_is_what_its_steps_say(channels, delta):
-    """Whole chunks and a ragged one; q and k shared by the heads, as Mamba 2 has them, where there is no delta rule."""
-    torch.manual_seed(0)
-    heads = 2 if delta else 1
-    q, k, v = random(2, heads, 70, 4), random(2, heads, 70, 4), random(2, 2, 70, 3)
-    f, b = random(2, 2, 70, channels), random(2, 2, 70)
-    beta = b.sigmoid() if delta else None
-    unit = normalized(k, 1e-6)
-    expected = step_by_step(q, unit.expand(2, 2, 70, 4), v, logsigmoid(f), beta, 0.5)
-    actual = recurrence(q, unit, v, logsigmoid(f), beta, scale=0.5)
-    assert_same_with_gradients(actual, expected, [q, k, v, f, *([b] if delta else [])])
-
-
-def test_a_low_rank_reads_the_state_before_the_step():
+def test_rwkv_7_reads_the_state_before_the_step():
+    """Whole chunks and a ragged one."""
     torch.manual_seed(0)
     q, k, v, f, a, b = (random(2, 2, 40, d) for d in (4, 4, 3, 4, 4, 4))
-    unit = normalized(a, 1e-6)
+    unit = torch.nn.functional.normalize(a, dim=-1)
     pair = -unit, unit * b.sigmoid()
     expected = step_by_step(q, k, v, logsigmoid(f), low_rank=pair)
-    assert_same_with_gradients(recurrence(q, k, v, logsigmoid(f), low_rank=pair), expected, [q, k, v, f, a, b])
+    assert_same_with_gradients(rwkv7(q, k, v, logsigmoid(f), *pair), expected, [q, k, v, f, a, b])
 
 
-def test_recurrence_survives_closed_gates():
+def test_rwkv_7_survives_closed_gates():
     q, k, v = random(1, 1, 70, 4), random(1, 1, 70, 4), random(1, 1, 70, 3)
-    for channels in (1, 4):
-        g = torch.full((1, 1, 70, channels), -1e4, dtype=torch.float64)
-        torch.testing.assert_close(recurrence(q, k, v, g), (q * k).sum(-1, keepdim=True) * v)
+    g, nothing = torch.full_like(q, -1e4), torch.zeros_like(q)
+    torch.testing.assert_close(rwkv7(q, k, v, g, nothing, nothing), (q * k).sum(-1, keepdim=True) * v)
 
 
 def test_selective_scan_is_what_its_steps_say():
@@ -509,14 +493,3 @@ def test_flash_attention_4_alone_is_not_flash_attention_2(stand_ins):
     problem = PROBLEM.with_(dtype="bfloat16", d_hv=16)
     assert BY_NAME["flash_attention_4"].refuses(problem, "cuda") is None
     assert "nvcc" in (BY_NAME["flash_attention_2"].refuses(problem, "cuda") or "")
-
-
-def test_fla_and_ours_mean_the_same_by_shared_heads() -> None:
-    """Of the gated delta rule: heads of q and k serve consecutive heads of v."""
-    problem = Problem(batch=2, heads=4, heads_qk=2, seq_len=20, d_qk=8, d_hv=12, dtype="float64")
-    op = next(op for op in fla_ops.OPS if op.name == "fla_gated_delta_net")
-    inputs = fla_ops.drawn_inputs(op, problem, torch.device("cpu"))
-    q, k, v, g, beta = (inputs[name].double() for name in ("q", "k", "v", "g", "beta"))
-    ours = ops.gated_delta_net(q, k, v, g, beta, layout="bthd", l2_normalize=True)
-    theirs = fla_ops.oracle(op, problem.heads, {name: x.double() for name, x in inputs.items()})
-    torch.testing.assert_close(theirs, ours, rtol=1e-10, atol=1e-10)

@@ -18,7 +18,7 @@ SIZE = Problem(batch=2, heads=4, seq_len=5, d_qk=8, d_hv=16, dtype="float32")
 def delta_rule(q: Any, k: Any, v: Any, decay: Any, beta: Any, starts: Any = None, *, normalize: bool = False) -> Any:
     """Step by step over tokens (N, heads, d), from zero at each start: a decay (N, heads) or (N, heads, d_qk)."""
     if normalize:
-        q, k = (x / (x.square().sum(-1, keepdim=True) + fla_ops.NORM_EPS).sqrt() for x in (q, k))
+        q, k = (x / (x.square().sum(-1, keepdim=True) + 1e-6).sqrt() for x in (q, k))
     q, k = (x.repeat_interleave(v.shape[1] // x.shape[1], 1) for x in (q, k))
     outputs = []
     for n in range(len(v)):
@@ -78,7 +78,7 @@ def test_a_peer_computes_what_its_oracle_says(name, monkeypatch):
 
 def step(q: Any, k: Any, v: Any, decay: Any, beta: Any, C: Any) -> Any:
     """One step from C (B, heads, d_qk, d_hv), of q and k that are normalized here; output and state."""
-    q, k = (x[:, 0] / (x[:, 0].square().sum(-1, keepdim=True) + fla_ops.NORM_EPS).sqrt() for x in (q, k))
+    q, k = (x[:, 0] / (x[:, 0].square().sum(-1, keepdim=True) + 1e-6).sqrt() for x in (q, k))
     C = C * decay[:, 0].reshape(*C.shape[:2], -1, 1)
     u = beta[:, 0, :, None] * (v[:, 0] - torch.einsum("bhk,bhkv->bhv", k, C))
     C = C + k[..., None] * u[:, :, None]
