@@ -24,7 +24,6 @@ if not torch.cuda.is_available():
 
 # Files that take half a minute. They start first, so that no worker waits for the last of them.
 LONG = (
-    "test_on_ray.py",
     "test_hopper_source.py",
     "test_hopper_compile.py",
     "test_compile.py",

@@ -60,7 +60,7 @@ FORBIDDEN = {
     "tflabench.figures": [*HEAVY, "tflabench.kernels"],
     "tflabench.report": [*HEAVY, "tflabench.kernels", "tflabench.bench"],
     "tflabench.bench.measure": ["tflabench.kernels", "tflabench.implementations"],
-    "tflabench.cli": [*HEAVY, "ray", "tflabench.kernels", "tflabench.api"],
+    "tflabench.cli": [*HEAVY, "tflabench.kernels", "tflabench.api"],
     "tflabench.api": ["typer", "tflabench.cli"],
 }
 
@@ -200,8 +200,8 @@ def run(code: str, **options) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("argv", "banned"),
     [
-        (["--help"], ["torch", "pandas", "numpy", "matplotlib", "pyarrow", "ray"]),
-        (["sweep", "--help"], ["torch", "pandas", "matplotlib", "ray"]),
+        (["--help"], ["torch", "pandas", "numpy", "matplotlib", "pyarrow"]),
+        (["sweep", "--help"], ["torch", "pandas", "matplotlib"]),
         (["gpus"], ["torch", "pandas", "matplotlib"]),
         (["optimal-chunk", "--gpu", "H100", "--d-hv", "512", "--d-qk", "256"], ["torch", "pandas", "matplotlib"]),
     ],

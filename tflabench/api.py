@@ -189,11 +189,8 @@ def sweep(  # noqa: PLR0913  public
     out: Path | str | None = None,
     plugin: str | Sequence[str] = (),
     device: Literal["auto", "cuda", "cpu"] = "auto",
-    gpu: str | Sequence[str] = (),
+    gpu: str | None = None,
     gpus: int | Literal["all"] | None = None,
-    executor: Literal["local", "ray"] = "local",
-    ray_address: str | None = None,
-    allow_mixed_versions: bool = False,
     resume: bool = True,
     timeout: float = 300.0,
     stop_after: float | None = None,
@@ -210,11 +207,8 @@ def sweep(  # noqa: PLR0913  public
         out: the results folder; None for results/<device>/<preset>. With several kinds of GPU each has one below it.
         plugin: files or modules whose IMPLEMENTATIONS are measured too (see `tflabench.plugin`).
         device: "auto" takes the GPU where there is one.
-        gpu: kinds of GPU, such as ["H100", "H200"]: a Ray cluster measures each comparison on each, by Ray's names.
+        gpu: the kind of GPU that this machine must have, such as "H100".
         gpus: how many GPUs of this machine measure at once; None for one.
-        executor: "ray" measures on the nodes of a Ray cluster.
-        ray_address: HOST:PORT of the cluster; None for the one that runs here, or one that is started.
-        allow_mixed_versions: take nodes with other versions, and mark their rows.
         resume: measure only what the results folder lacks.
         timeout: seconds for one point.
         stop_after: begin no point after this many seconds; the same call then measures the rest.
@@ -238,7 +232,7 @@ def sweep(  # noqa: PLR0913  public
     _check_seconds("timeout", timeout, 1)
     _check_seconds("stop_after", stop_after or 0, 0)
     stop_at = end_of(stop_after)
-    devices = Devices(device, tuple(_listed(gpu)), gpus, executor, ray_address, allow_mixed_versions)
+    devices = Devices(device, gpu, gpus)
     plugins = _plugged_in(plugin)
     taken = None if times is None else _listed(times)
     request = Request(preset, _parsed(cast("Any", axes)), None if impl is None else _listed(impl), times=taken)

@@ -24,9 +24,9 @@ from waiting import wait_for
 
 from tflabench.bench import child
 from tflabench.bench.child import Child
-from tflabench.bench.events import Began, Location, Task
+from tflabench.bench.events import Began, Task
 from tflabench.bench.host import Host
-from tflabench.bench.machine import Machine, node_name
+from tflabench.bench.machine import Machine
 from tflabench.bench.protocol import Rules
 from tflabench.implementations import registry
 from tflabench.problem import Problem
@@ -50,10 +50,11 @@ def test_a_process_that_hangs_before_its_first_word_is_ended(monkeypatch):
     ours, theirs = Pipe()
     process = stuck(ours)
     monkeypatch.setattr(Child, "spawn", lambda *_, **__: process)
-    host = Host([Machine("cuda", "NVIDIA H100", 2**36, uuid="GPU-1")], Rules(), "sweep")
+    gpu = Machine("cuda", "NVIDIA H100", 2**36, uuid="GPU-1")
+    host = Host([gpu], Rules(), "sweep")
     task = Task(1, Comparison((Point(registry.get("sdpa"), Problem(1, 2, 64, 16, 16)),)))
     host.start(task)
-    assert host.wait(0) == [(task, Began(Location(node_name(), "NVIDIA H100", "GPU-1")))]
+    assert host.wait(0) == [(task, Began(gpu))]
     assert host.wait(0) == []
     host.stop(task)
     assert process.exit_code(1) == -signal.SIGKILL

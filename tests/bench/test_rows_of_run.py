@@ -33,7 +33,7 @@ def test_a_time_far_below_the_bound_is_none(of_bound, machine, status, dtype):
     run = PointRun(point, "shared", alone=False, columns={"status": "ok", "reason": None})
     run.turns.append(Turn([1e3 * bound / of_bound] * 10, 5, "cuda_events"))
     begun = ComparisonRun(Task(1, Comparison((point,))), [run], STANDARD)
-    row = Occasion("run", machine, STANDARD, {dtype: DATASHEET}, "here").row(begun, run)
+    row = Occasion("run", machine, STANDARD, {dtype: DATASHEET}).row(begun, run)
     assert row.status == status
     assert (row.ms_median is None) == (status == "wrong")
     assert ("120% of the bound by the datasheet of H100" in (row.reason or "")) == (status == "wrong")

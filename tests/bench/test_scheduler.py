@@ -12,7 +12,7 @@ import pytest
 from tflabench.bench import scheduler as scheduling
 from tflabench.bench.comparison_run import ComparisonRun, PointRun
 from tflabench.bench.events import Activity, Task
-from tflabench.bench.machine import Machine
+from tflabench.bench.machine import Machine, node_name
 from tflabench.bench.protocol import PAPER, STANDARD, Protocol, Rules
 from tflabench.bench.rows_of_run import Occasion
 from tflabench.bench.scheduler import Scheduler, asks_no_less
@@ -26,7 +26,7 @@ from tflabench.rows.schema import Row
 from tflabench.selection.points import Comparison, Point
 from tflabench.theory.hardware import Ceilings
 
-MACHINE = Machine("cuda", "some GPU", 2**36)
+MACHINE = Machine("cuda", "some GPU", 2**36, uuid="GPU-1")
 CEILINGS = {"float32": Ceilings(1e14, 1e12, "measured", "test")}
 DIGEST = {"forward": [0.5] * 4}
 
@@ -208,7 +208,7 @@ def run(
     """Every row that is told, in order."""
     rows: list[Row] = []
     ended: list[Task] = []
-    occasion = Occasion("run", MACHINE, protocol, CEILINGS, "here", "GPU-1")
+    occasion = Occasion("run", MACHINE, protocol, CEILINGS)
 
     def on_point(begun: ComparisonRun, of: PointRun) -> None:
         if not rows and after_first:
@@ -244,7 +244,7 @@ def test_implementations_take_turns_in_rounds(tmp_path):
     assert {row.comparison_id for row in rows} == {rows[0].comparison_id}
     assert final[0].samples == 30
     assert (final[0].warmup, final[0].details["ms_by_round"]) == (15, [1.0, 1.0, 1.0])
-    assert (final[0].node, final[0].gpu_uuid, final[0].sm_clock_mhz) == ("here", "GPU-1", 1500)
+    assert (final[0].node, final[0].gpu_uuid, final[0].sm_clock_mhz) == (node_name(), MACHINE.uuid, 1500)
     assert final[0].throttled is False
     assert final[0].measure_s == pytest.approx(0.4)  # with the brief turn before the rounds
     assert final[0].source_hash == rows[0].source_hash != None  # noqa: E711

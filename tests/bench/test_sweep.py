@@ -11,7 +11,7 @@ import pytest
 from synthetic import row
 
 from tflabench.bench.devices import Fleet
-from tflabench.bench.events import Began, Ended, Event, Fault, Location, Note, RunDescription, Stations, Task
+from tflabench.bench.events import Began, Ended, Event, Fault, Note, RunDescription, Stations, Task
 from tflabench.bench.machine import Machine
 from tflabench.bench.protocol import PAPER, STANDARD, Rules
 from tflabench.bench.sweep import Listener, Measured, Progress, Sweep, outdated, pending
@@ -22,7 +22,7 @@ from tflabench.rows.schema import Row
 from tflabench.selection.points import Comparison, Point
 
 CPU = Machine("cpu", "a CPU, 2 cores", 2**36)
-A, B = Location("a", CPU.name), Location("b", CPU.name)
+A, B = (replace(CPU, uuid=uuid) for uuid in "ab")
 
 
 def comparison(seq_len: int = 64) -> Comparison:
@@ -30,21 +30,21 @@ def comparison(seq_len: int = 64) -> Comparison:
     return Comparison(tuple(points))
 
 
-def finished(task: Task, location: Location, closed: bool = True) -> list[Event]:
+def finished(task: Task, machine: Machine, closed: bool = True) -> list[Event]:
     """What comes of a task that runs to its end, or to the end of its first turns."""
     rows: list[Event] = [
         row(
             point.implementation.name,
             point=point.id,
-            node=location.node,
-            device=location.device,
+            gpu_uuid=machine.uuid,
+            device=machine.name,
             closed=closed,
             comparison_id=str(task.number),
             protocol="paper",
         )
         for point in task.comparison.points
     ]
-    return [Began(location), RunDescription(location.device, "run", {"ceilings": {}}), *rows]
+    return [Began(machine), RunDescription(machine.name, "run", {"ceilings": {}}), *rows]
 
 
 class Clock:
@@ -72,10 +72,6 @@ class Devices(Stations):
         self.stopped: list[int] = []
         self.clock = Clock()
         self._due: list[tuple[Task, list[Event | None]]] = []
-        self.there = True
-
-    def possible(self, task: Task) -> bool:
-        return self.there
 
     def room(self, task: Task) -> bool:
         return len(self._due) < self.free
@@ -126,7 +122,7 @@ def sweep(tmp_path) -> Callable[..., tuple[Heard, Measured]]:
 
     def sweep(devices: Devices, count: int = 1, stop_at: float = float("inf")) -> tuple[Heard, Measured]:
         comparisons = [comparison(64 * number) for number in range(1, count + 1)]
-        fleet = Fleet("cpu", {None: {CPU.name: CPU}}, devices.free, "", lambda rules, sweep_id: devices)
+        fleet = Fleet("cpu", {CPU.name: CPU}, devices.free, "", lambda rules, sweep_id: devices)
         rules, heard = Rules(PAPER, stop_at=stop_at), Heard()
         folders = {CPU.name: tmp_path / "out"}
         measured = Sweep(comparisons, fleet, devices, folders, rules, heard, clock=devices.clock).run()
@@ -151,14 +147,14 @@ def test_comparisons_go_to_whoever_is_free_in_their_order(sweep):
 def test_a_comparison_that_is_lost_is_measured_once_more_before_the_others(sweep):
     def script(task: Task) -> list[Event]:
         if task.number == 1 and not task.faults:
-            return [*finished(task, A, closed=False), Fault("crashed", "its node left")]
+            return [*finished(task, A, closed=False), Fault("crashed", "its process died")]
         return [*finished(task, B), Ended()]
 
     devices = Devices(script)
     heard, measured = sweep(devices, 2)
     assert devices.given == [(1, 0), (1, 1), (2, 0)]
-    assert heard.lines == ["Comparison 1 is tried once more, elsewhere: on a: its node left"]
-    assert {(row.node, row.closed, row.status) for row in measured.rows} == {("b", True, "ok")}
+    assert heard.lines == ["Comparison 1 is tried once more, elsewhere: on a: its process died"]
+    assert {(row.gpu_uuid, row.closed, row.status) for row in measured.rows} == {("b", True, "ok")}
 
 
 @pytest.mark.parametrize("status", ["crashed", "oom", "timeout", "error"])
@@ -171,16 +167,10 @@ def test_lost_twice_its_points_are_rows_with_the_reason_and_the_sweep_goes_on(sw
     heard, measured = sweep(Devices(script), 2)
     assert heard.lines[-1] == "Comparison 1 has failed: on b: fault 2"
     last = [row for row in measured.rows if row.point in {point.id for point in comparison().points}]
-    assert {(row.status, row.closed, row.node, row.ms_median) for row in last} == {(status, True, "b", None)}
+    assert {(row.status, row.closed, row.gpu_uuid, row.ms_median) for row in last} == {(status, True, "b", None)}
     assert {row.reason for row in last} == {"tried 2 times, on a: fault 1; on b: fault 2"}
     assert len({row.comparison_id for row in last}) == 1
     assert (heard.seen[-1].closed, heard.seen[-1].failed, heard.seen[-1].timed) == (2, 2, 2)
-
-
-def test_a_task_that_never_had_a_device_fails_on_no_known_node(sweep):
-    _, measured = sweep(Devices(lambda task: [Fault("error", "no such plugin")]))
-    assert {(row.node, row.device, row.status) for row in measured.rows} == {("unknown", A.device, "error")}
-    assert measured.rows[0].reason == "tried 2 times, no such plugin; no such plugin"
 
 
 def test_a_task_that_says_nothing_any_more_hangs(sweep):
@@ -191,7 +181,7 @@ def test_a_task_that_says_nothing_any_more_hangs(sweep):
     heard, measured = sweep(devices)
     assert devices.stopped == [1]
     assert heard.lines == ["Comparison 1 is tried once more, elsewhere: on a: nothing was heard of it for 300 s"]
-    assert {row.node for row in measured.rows} == {"b"}
+    assert {row.gpu_uuid for row in measured.rows} == {"b"}
 
 
 def test_a_sign_of_life_is_no_hang(sweep):
@@ -206,22 +196,22 @@ def test_a_task_that_ends_too_soon_has_failed(sweep):
     assert [row.closed for row in heard.rows] == [False, False, True, True]
 
 
-def test_without_a_device_or_time_the_rest_is_left(sweep):
+def test_without_time_the_rest_is_left(sweep):
     def script(task: Task) -> list[Event]:
-        devices.there = False
+        devices.clock.now = 1.0
         return [*finished(task, A), Ended()]
 
     devices = Devices(script)
-    heard, measured = sweep(devices, 3)
+    heard, measured = sweep(devices, 3, stop_at=1.0)
     assert (len(measured.rows), measured.left, devices.given) == (2, 4, [(1, 0)])
-    assert heard.lines == ["No device is left: 4 of 6 points are left; the same command measures them."]
+    assert heard.lines == ["The time is up: 4 of 6 points are left; the same command measures them."]
     late = Devices(script)
     heard, measured = sweep(late, 3, stop_at=0.0)
     assert (heard.rows, measured.left, late.given) == ([], 4, [])
 
 
 def test_a_task_that_fails_when_the_time_is_up_is_left(sweep):
-    heard, measured = sweep(Devices(lambda task: [Began(A), Fault("crashed", "it died", A)], wait_s=1.0), stop_at=0.5)
+    heard, measured = sweep(Devices(lambda task: [Began(A), Fault("crashed", "it died")], wait_s=1.0), stop_at=0.5)
     assert (measured.rows, measured.left) == ([], 2)
     assert heard.lines[0] == "Comparison 1 is left for the same command: on a: it died"
 
@@ -235,8 +225,8 @@ def test_interrupted_it_says_what_is_safe(sweep):
     with pytest.raises(KeyboardInterrupt):
         sweep(Devices(script), 2)
     heard, measured = sweep(Devices(lambda task: [*finished(task, B), Ended()]), 2)
-    assert {row.node for row in heard.rows} == {"b"}
-    assert sorted(row.node for row in measured.rows) == ["a", "a", "b", "b"]
+    assert {row.gpu_uuid for row in heard.rows} == {"b"}
+    assert sorted(str(row.gpu_uuid) for row in measured.rows) == ["a", "a", "b", "b"]
 
 
 def test_what_another_sweep_has_measured_meanwhile_is_not_measured_again(sweep):
@@ -258,7 +248,7 @@ def test_what_another_sweep_has_measured_meanwhile_is_not_measured_again(sweep):
     devices = Late(lambda task: [*finished(task, A), Ended()])
     _, measured = sweep(devices, 2)
     assert [number for number, _ in devices.given] == [2]
-    assert sorted(row.node for row in measured.rows) == ["a", "a", "b", "b"]
+    assert sorted(str(row.gpu_uuid) for row in measured.rows) == ["a", "a", "b", "b"]
 
 
 def test_points_travel_by_the_names_of_their_implementations():
@@ -297,7 +287,6 @@ def test_what_has_changed_since_is_measured_again(monkeypatch):
     older = rows[both.points[1].id].model_copy(update={"packages": {"torch": "2.0"}})
     assert pending([both], rows | {older.point: older}, STANDARD, "cpu") == [both], "whole"
     assert (outdated(both.points[1], older) or "").startswith("torch was 2.0 and is ")
-    assert outdated(both.points[1], older.model_copy(update={"mixed_versions": "torch 2.0"})) is None
     plugged = replace(both.points[0].implementation, plugin=Plugin("mine.py", "2"))
     mine = Point(plugged, both.points[0].problem)
     row = rows[mine.id].model_copy(update={"plugin_hash": "1"})

@@ -226,12 +226,6 @@ def test_dry_run_measures_nothing():
     assert not Path("out").exists()
 
 
-def test_dry_run_for_a_kind_of_gpu():
-    few = ["sweep", "--dry-run", "--json", "--executor", "ray", "--impl", "tfla_sig_xl"]
-    assert json.loads(run(*few, "--gpu", "H200").stdout)["device"] == "H200 SXM"
-    commands.refused([*few, "--gpu", "H100,H200"], "--dry-run is for H100 and H200: give one kind of GPU")
-
-
 def test_dry_run_for_a_gpu_that_need_not_be_here():
     """The main job on an H100: an mLSTM first, the most telling comparison whole before any other."""
     selection = json.loads(run("sweep", "--dry-run", "--gpu", "H100", "--json").stdout)

@@ -1,9 +1,8 @@
-"""The devices of a sweep: one of this machine, several GPUs of it, or those of a Ray cluster."""
+"""The devices of a sweep: the first of this machine, or several of its GPUs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -14,7 +13,6 @@ from tflabench.bench.protocol import Rules
 from tflabench.problem import DeviceKind, InputError, one_of
 from tflabench.theory import hardware
 
-EXECUTORS = ("local", "ray")
 ALL = "all"
 MOST_GPUS = 1024  # of one machine: more is a slip
 
@@ -25,59 +23,37 @@ class Devices:
 
     Attributes:
         device: "auto", "cuda" or "cpu".
-        kinds: of GPU. A Ray cluster measures each comparison on each of them; elsewhere they must be this machine's.
+        gpu: the kind of GPU that this machine must have; None for any.
         gpus: how many GPUs of this machine, or "all"; None for the first device alone.
-        executor: "local", or "ray" for a Ray cluster, which is at `ray_address`.
-        mixed_versions: whether its nodes may have other versions.
 
     Raises:
         InputError: an option means nothing, or nothing together with the others.
     """
 
     device: str = "auto"
-    kinds: tuple[str, ...] = ()
+    gpu: str | None = None
     gpus: int | str | None = None
-    executor: str = "local"
-    ray_address: str | None = None
-    mixed_versions: bool = False
 
     def __post_init__(self) -> None:
         one_of("--device", self.device, ("auto", "cuda", "cpu"))
-        one_of("--executor", self.executor, EXECUTORS)
-        if self.kinds and self.device == "cpu":
-            raise InputError(f"--gpu {','.join(self.kinds)} and --device cpu are both given: give one of them")
-        if self.executor == "ray" and self.gpus is not None:
-            raise InputError("--gpus and --executor ray are both given: Ray takes all GPUs of its nodes")
-        for option, given in (("--ray-address", self.ray_address), ("--allow-mixed-versions", self.mixed_versions)):
-            if given and self.executor != "ray":
-                raise InputError(f"{option} is given without --executor ray: add that, or leave it out")
+        for option, given in (("--gpu", self.gpu), ("--gpus", self.gpus)):
+            if given is not None and self.device == "cpu":
+                raise InputError(f"{option} {given} and --device cpu are both given: give one of them")
         if self.gpus is None:
             return
-        if self.device == "cpu":
-            raise InputError(f"--gpus {self.gpus} and --device cpu are both given: give one of them")
         text = str(self.gpus)
         if text != ALL and not (text.isascii() and text.isdigit() and 1 <= int(text) <= MOST_GPUS):
             raise InputError(f"--gpus is {text!r}: it must be a number of GPUs from 1 to {MOST_GPUS}, or {ALL}")
 
-    @contextmanager
-    def open(self, plugins: Sequence[str], note: Callable[[str], None]) -> Iterator[Fleet]:
-        """Give the devices, as long as the block lasts.
-
-        Args:
-            plugins: that every node must be able to use.
-            note: takes lines for the user.
+    def fleet(self) -> Fleet:
+        """Return the devices as they are.
 
         Raises:
-            InputError: there are no such devices, or they have other versions.
+            InputError: there are no such devices.
         """
-        if self.executor == "ray":
-            with self._on_ray(plugins, note) as fleet:
-                yield fleet
-            return
         here = self.here()
         if self.gpus is None:
-            yield Fleet.one(here)
-            return
+            return Fleet.one(here)
         from tflabench.bench.host import Host
 
         gpus = list(machine.gpus())
@@ -87,7 +63,7 @@ class Devices:
             raise InputError(f"--gpus is {self.gpus}, and this machine shows {len(gpus)}")
         gpus = gpus[: None if self.gpus == ALL else int(self.gpus)]
         words = ", ".join(gpu.name for gpu in gpus)
-        yield Fleet("cuda", _by_kind([(None, gpus)], ()), len(gpus), words, partial(Host, gpus))
+        return Fleet("cuda", {gpu.name: gpu for gpu in gpus}, len(gpus), words, partial(Host, gpus))
 
     def here(self) -> Machine:
         """Return the first device of this machine.
@@ -96,29 +72,13 @@ class Devices:
             InputError: it has none such, or another kind of GPU is wished for.
         """
         here = machine.detect(self.device)
-        for kind in self.kinds:
-            wanted = hardware.find(kind)
+        if self.gpu is not None:
+            wanted = hardware.find(self.gpu)
             if here.kind != "cuda" or hardware.from_device_name(here.name) != wanted:
-                raise InputError(f"--gpu is {kind!r}, and this machine has {here.name}: leave it out, or add --dry-run")
+                raise InputError(
+                    f"--gpu is {self.gpu!r}, and this machine has {here.name}: leave it out, or add --dry-run"
+                )
         return here
-
-    @contextmanager
-    def _on_ray(self, plugins: Sequence[str], note: Callable[[str], None]) -> Iterator[Fleet]:
-        from tflabench.bench import on_ray
-
-        on_ray.require_ray()
-        note("Asking the nodes of the Ray cluster what they are ...")
-        with on_ray.connected(self.ray_address):
-            kind = on_ray.device_kind(self.device)
-            nodes = on_ray.find_nodes(kind, plugins, self.mixed_versions)
-            by_kind = _by_kind([(node.kind, node.devices) for node in nodes], self.kinds)
-            usable = [node for node in nodes if not self.kinds or node.kind in self.kinds]
-            for node in usable:
-                if node.mixed_versions:
-                    note(f"Rows of node {node.name} are marked: it has {node.mixed_versions}.")
-            words = ", ".join(f"{node.name} ({node.slots} x {node.devices[0].name})" for node in usable)
-            count = sum(node.slots for node in usable)
-            yield Fleet(kind, by_kind, count, words, partial(on_ray.OnRay, usable, kind))
 
 
 @dataclass(frozen=True)
@@ -126,14 +86,14 @@ class Fleet:
     """The devices of a sweep, as they are.
 
     Attributes:
-        by_kind: one of each, by its name, by kind; the only kind is None where no kind is wished for.
+        devices: one of each kind, by its name.
         count: of all devices.
         words: what they are; "" for one alone.
         make: makes what measures on them, of rules and the id of a sweep.
     """
 
     kind: DeviceKind
-    by_kind: Mapping[str | None, Mapping[str, Machine]]
+    devices: Mapping[str, Machine]
     count: int
     words: str
     make: Callable[[Rules, str], Stations]
@@ -143,28 +103,4 @@ class Fleet:
         """Return a device of this process alone."""
         from tflabench.bench.station import Station
 
-        return cls(here.kind, {None: {here.name: here}}, 1, "", partial(Station, here))
-
-    @property
-    def devices(self) -> dict[str, Machine]:
-        """One of each, by its name."""
-        return {name: device for devices in self.by_kind.values() for name, device in devices.items()}
-
-
-def _by_kind(
-    there: Sequence[tuple[str | None, Sequence[Machine]]], kinds: Sequence[str]
-) -> dict[str | None, dict[str, Machine]]:
-    """Return one device of each name by the kind wished for, from the kinds and devices of nodes.
-
-    Raises:
-        InputError: no node has a kind that is wished for.
-    """
-    if not kinds:
-        return {None: {device.name: device for _, devices in there for device in devices}}
-    by_kind: dict[str | None, dict[str, Machine]] = {}
-    for kind in kinds:
-        by_kind[kind] = {device.name: device for of, devices in there if of == kind for device in devices}
-        if not by_kind[kind]:
-            names = ", ".join(sorted({str(of) for of, _ in there if of})) or "no GPU"
-            raise InputError(f"--gpu is {kind!r}, which no node has: there is {names}")
-    return by_kind
+        return cls(here.kind, {here.name: here}, 1, "", partial(Station, here))

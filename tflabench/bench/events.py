@@ -8,20 +8,9 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any, Self
 
+from tflabench.bench.machine import Machine
 from tflabench.rows.schema import Row
 from tflabench.selection.points import Comparison, Point
-
-
-@dataclass(frozen=True)
-class Location:
-    """The node and device that measure; `gpu_uuid` is None for a CPU."""
-
-    node: str
-    device: str
-    gpu_uuid: str | None = None
-
-    def __str__(self) -> str:
-        return f"{self.node} {self.gpu_uuid[:12]}" if self.gpu_uuid else self.node
 
 
 @dataclass(eq=False)
@@ -30,13 +19,11 @@ class Task:
 
     Attributes:
         number: in the order of the sweep, from 1.
-        kind: of GPU that it must run on, as Ray names it; None for any.
         faults: what came of it before.
     """
 
     number: int
     comparison: Comparison
-    kind: str | None = None
     faults: list[Fault] = field(default_factory=list["Fault"])
 
 
@@ -44,7 +31,7 @@ class Task:
 class Began:
     """A task has a device; without a task: a device is ready, and no other sweep measures on it."""
 
-    location: Location
+    machine: Machine
 
 
 @dataclass(frozen=True)
@@ -99,22 +86,22 @@ class Fault:
     Attributes:
         status: that its points have unless another try succeeds.
         reason: in one line.
-        location: where; None where that is not known.
+        machine: where; None until the sweep that hears of it has said so.
     """
 
     status: str
     reason: str
-    location: Location | None = None
+    machine: Machine | None = None
 
     def __str__(self) -> str:
-        return f"on {self.location}: {self.reason}" if self.location else self.reason
+        return f"on {self.machine}: {self.reason}"
 
 
 Event = Began | Note | RunDescription | Row | Activity | Ended | Fault
 
 
 class Stations(ABC):
-    """Devices that measure tasks: that of a `station`, GPUs of this host (`host`), or a Ray cluster (`on_ray`).
+    """Devices that measure tasks: that of a `station`, or GPUs of this host (`host`).
 
     Attributes:
         silent_s: seconds without an event after which a task that has begun hangs.
@@ -127,10 +114,6 @@ class Stations(ABC):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def possible(self, task: Task) -> bool:
-        """Return whether there is a device, free or not, that may take a task."""
-        return True
 
     @abstractmethod
     def room(self, task: Task) -> bool:

@@ -1,4 +1,4 @@
-"""The GPUs of this host, with a process each that sees no other GPU and runs a station; no Ray.
+"""The GPUs of this host, with a process each that sees no other GPU and runs a station.
 
 Run as a program, with the descriptor of a pipe, it is the process of one GPU.
 """
@@ -10,9 +10,8 @@ import sys
 from collections.abc import Sequence
 from multiprocessing.connection import Connection, wait
 
-from tflabench.bench import machine
 from tflabench.bench.child import Child, die_with_parent
-from tflabench.bench.events import Began, Ended, Event, Fault, Location, Stations, Task
+from tflabench.bench.events import Began, Ended, Event, Fault, Stations, Task
 from tflabench.bench.machine import Machine
 from tflabench.bench.protocol import Rules
 from tflabench.bench.station import measured
@@ -35,8 +34,7 @@ class Host(Stations):
 
     def __init__(self, gpus: Sequence[Machine], rules: Rules, sweep_id: str) -> None:
         self._first_words = (rules, sweep_id)
-        node = machine.node_name()
-        self._locations = {gpu.uuid or "": Location(node, gpu.name, gpu.uuid) for gpu in gpus}
+        self._gpus = {gpu.uuid or "": gpu for gpu in gpus}
         self._children: dict[str, Child] = {}  # by UUID
         self._tasks: dict[str, Task] = {}  # that a GPU has, by UUID
         self._begun: list[tuple[Task | None, Event]] = []  # since the last `wait`
@@ -50,7 +48,7 @@ class Host(Stations):
         uuid = self._free_for(task)
         assert uuid is not None
         self._tasks[uuid] = task
-        self._begun.append((task, Began(self._locations[uuid])))  # from now on its silence counts
+        self._begun.append((task, Began(self._gpus[uuid])))  # from now on its silence counts
         if uuid not in self._children:
             self._children[uuid] = Child.spawn("tflabench.bench.host", variables={"CUDA_VISIBLE_DEVICES": uuid})
             self._children[uuid].send(self._first_words)
@@ -75,8 +73,8 @@ class Host(Stations):
 
     def _free_for(self, task: Task) -> str | None:
         """Return a free GPU: where there are others, not one on which the task has failed."""
-        failed = {fault.location.gpu_uuid for fault in task.faults if fault.location}
-        rest = [uuid for uuid in self._locations if uuid not in failed] or list(self._locations)
+        failed = {fault.machine.uuid for fault in task.faults if fault.machine}
+        rest = [uuid for uuid in self._gpus if uuid not in failed] or list(self._gpus)
         return next((uuid for uuid in rest if uuid not in self._tasks), None)
 
     def _received(self, uuid: str) -> list[tuple[Task, Event]]:
@@ -89,7 +87,7 @@ class Host(Stations):
         except (EOFError, OSError):
             end, last = child.last_words()
             reason = f"its process died ({end})" + (f": {last}" if last else "")
-            events.append(Fault("crashed", reason, self._locations[uuid]))
+            events.append(Fault("crashed", reason))
         if isinstance(events[-1], Fault):
             self._end(uuid)
         elif isinstance(events[-1], Ended):
@@ -107,7 +105,7 @@ def main() -> None:
     pipe = Connection(int(sys.argv[1]))
     with contextlib.suppress(EOFError):
         rules, sweep_id = pipe.recv()
-        for event in measured(iter(pipe.recv, None), "cuda", rules, sweep_id):
+        for event in measured(iter(pipe.recv, None), rules, sweep_id):
             pipe.send(event)
 
 

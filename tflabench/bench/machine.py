@@ -50,6 +50,9 @@ class Machine:
     driver: str | None = None
     uuid: str | None = None
 
+    def __str__(self) -> str:
+        return self.uuid[:12] if self.uuid else self.name
+
     @property
     def slug(self) -> str:
         """The kind as a folder name: "h200" of "NVIDIA H200"."""

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from tflabench.bench.comparison_run import ComparisonRun, PointRun
-from tflabench.bench.machine import Machine, commit, source_hash
+from tflabench.bench.machine import Machine, commit, node_name, source_hash
 from tflabench.bench.protocol import VERSION, Protocol
 from tflabench.implementations.adapter import Implementation
 from tflabench.implementations.registry import versions_used
@@ -32,17 +32,12 @@ class Occasion:
     Attributes:
         run_id: of the sweep.
         ceilings: by dtype; a dtype without them has no theory.
-        gpu_uuid: of the GPU; None on a CPU.
-        mixed_versions: in what this node's versions differ from those of the process that drives the sweep.
     """
 
     run_id: str
     machine: Machine
     protocol: Protocol
     ceilings: Mapping[str, Ceilings]
-    node: str
-    gpu_uuid: str | None = None
-    mixed_versions: str | None = None
 
     def row(self, begun: ComparisonRun, run: PointRun) -> Row:
         """Return the row of a point as it stands, provisional while its comparison is open."""
@@ -75,9 +70,8 @@ class Occasion:
             protocol_version=VERSION,
             commit=commit(),
             source_hash=source_hash(),
-            node=self.node,
-            mixed_versions=self.mixed_versions,
-            gpu_uuid=self.gpu_uuid,
+            node=node_name(),
+            gpu_uuid=self.machine.uuid,
             driver=self.machine.driver,
             started_at=run.started_at,
             details=details,

@@ -25,8 +25,8 @@ from tflabench.bench import machine
 from tflabench.bench.ceilings import ceilings_of, measured_instead
 from tflabench.bench.child import Child
 from tflabench.bench.comparison_run import ComparisonRun, PointRun
-from tflabench.bench.events import Began, Ended, Event, Fault, Location, Note, RunDescription, Stations, Task
-from tflabench.bench.machine import Machine, environment, node_name, warm_ups_at_once
+from tflabench.bench.events import Began, Ended, Event, Fault, Note, RunDescription, Stations, Task
+from tflabench.bench.machine import Machine, environment, warm_ups_at_once
 from tflabench.bench.protocol import Rules
 from tflabench.bench.rows_of_run import Occasion
 from tflabench.bench.scheduler import Scheduler
@@ -35,7 +35,7 @@ from tflabench.bench.warm import WarmUp
 from tflabench.bench.warming import WarmUpGate
 from tflabench.bench.workers import SHARED, Workers, require_torch, spawn_worker
 from tflabench.implementations import registry
-from tflabench.problem import DeviceKind, InputError
+from tflabench.problem import InputError
 from tflabench.rows.schema import Row
 from tflabench.selection.points import Comparison, Point
 from tflabench.theory.hardware import Ceilings
@@ -54,8 +54,6 @@ class Station(Stations):
     Args:
         machine: the device.
         sweep_id: of all of a sweep; None for a new one.
-        node: name of this machine.
-        mixed_versions: as the column of that name.
         sharing: how many GPUs share the cores of this machine.
         clock: tells the time as `rules.stop_at` has it.
         sleep: waits so many seconds.
@@ -69,18 +67,15 @@ class Station(Stations):
         machine: Machine,
         rules: Rules,
         sweep_id: str | None = None,
-        node: str | None = None,
-        mixed_versions: str | None = None,
         sharing: int = 1,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         require_torch()
         self.machine, self.rules = machine, rules
-        self.location = Location(node or node_name(), machine.name, machine.uuid)
         self._sharing, self._clock, self._sleep = sharing, clock, sleep
-        run_id = hashlib.sha256(f"{sweep_id or uuid4()} {self.location}".encode()).hexdigest()[:12]
-        self._occasion = Occasion(run_id, machine, rules.protocol, {}, self.location.node, machine.uuid, mixed_versions)
+        run_id = hashlib.sha256(f"{sweep_id or uuid4()} {machine}".encode()).hexdigest()[:12]
+        self._occasion = Occasion(run_id, machine, rules.protocol, {})
         self._stack = ExitStack()
         self._scheduler: Scheduler | None = None
         self._workers: Workers | None = None
@@ -164,12 +159,10 @@ class Station(Stations):
 
     def _get_ready(self) -> None:
         """Start what measures and compiles, once no other sweep has the device."""
-        device, node = self.location.device, self.location.node
-        # Several nodes on one machine share its CPU: whoever started them knows that.
-        lock = DeviceLock(self.location.gpu_uuid or (device if node == node_name() else f"{device} {node}"))
+        lock = DeviceLock(self.machine.uuid or self.machine.name)
         if (process := lock.holder()) is not None:
             told, self._waits_for_lock = self._waits_for_lock, True
-            line = f"Process {process} measures on {device}: waiting for its end, Ctrl-C stops."
+            line = f"Process {process} measures on {self.machine.name}: waiting for its end, Ctrl-C stops."
             self._events.append((None, Note("" if told else line)))
             self._sleep(LOCK_POLL_S)
             return
@@ -188,7 +181,7 @@ class Station(Stations):
             lambda task: self._events.append((task, Ended())),
             self._clock,
         )
-        self._events.append((None, Began(self.location)))
+        self._events.append((None, Began(self.machine)))
 
     def _open(self) -> None:
         """Start the worker, and what forks others and warms points up."""
@@ -219,15 +212,15 @@ class Station(Stations):
         These may be the datasheet's until their comparison closes.
         """
         assert self._workers is not None
-        uuid = self._workers.facts().get("uuid")
+        uuid = self._workers.facts().get("uuid", self.machine.uuid)
         dtypes = {point.problem.dtype for task in self._new for point in task.comparison.points}
         ceilings = self._occasion.ceilings
         if unknown := dtypes - ceilings.keys():
             ceilings = {**ceilings, **ceilings_of(self.machine, unknown, self._workers.ask)}
             self._unmeasured = True
-        self._occasion = replace(self._occasion, ceilings=ceilings, gpu_uuid=uuid or self.machine.uuid)
+        self._occasion = replace(self._occasion, ceilings=ceilings, machine=replace(self.machine, uuid=uuid))
         for task in self._new:
-            self._events += [(task, Began(self.location)), (task, self._described())]
+            self._events += [(task, Began(self.machine)), (task, self._described())]
         self._new.clear()
 
     def _on_point(self, begun: ComparisonRun, run: PointRun) -> None:
@@ -247,8 +240,8 @@ class Station(Stations):
 
     def _described(self) -> RunDescription:
         ceilings = {dtype: asdict(ceilings) for dtype, ceilings in self._occasion.ceilings.items()}
-        described = {**self._environment, "node": self.location.node, "ceilings": ceilings}
-        return RunDescription(self.location.device, self._occasion.run_id, described)
+        described = {**self._environment, "ceilings": ceilings}
+        return RunDescription(self.machine.name, self._occasion.run_id, described)
 
     @cached_property
     def _environment(self) -> dict[str, Any]:
@@ -256,15 +249,8 @@ class Station(Stations):
         return environment(self.machine, self._workers.facts())
 
 
-def measured(
-    tasks: Iterable[Task],
-    kind: DeviceKind,
-    rules: Rules,
-    sweep_id: str,
-    node: str | None = None,
-    mixed_versions: str | None = None,
-) -> Iterator[Event]:
-    """Measure tasks as they come, on the first device of this process, for a sweep that another process drives.
+def measured(tasks: Iterable[Task], rules: Rules, sweep_id: str) -> Iterator[Event]:
+    """Measure tasks as they come, on the first GPU of this process, for a sweep that another process drives.
 
     Where that cannot begin, the only event is a fault with the reason. No task is read before plugins are known.
     """
@@ -272,8 +258,8 @@ def measured(
         for plugin in rules.plugins:
             registry.plug_in(plugin)
         sharing = max(1, len(machine.gpus_of_node()))
-        with Station(machine.detect(kind), rules, sweep_id, node, mixed_versions, sharing) as station:
-            yield Began(station.location)
+        with Station(machine.detect("cuda"), rules, sweep_id, sharing) as station:
+            yield Began(station.machine)
             for task in tasks:
                 yield from station.measure(task)
     except InputError as error:

@@ -13,7 +13,7 @@ from uuid import uuid4
 from tflabench.bench.comparison_run import LATE, ComparisonRun, PointRun
 from tflabench.bench.devices import Devices, Fleet
 from tflabench.bench.estimate import Estimate, Target, estimate
-from tflabench.bench.events import Activity, Began, Event, Fault, Location, Note, RunDescription, Stations, Task
+from tflabench.bench.events import Activity, Began, Event, Fault, Note, RunDescription, Stations, Task
 from tflabench.bench.machine import Machine, command
 from tflabench.bench.protocol import Protocol, Rules
 from tflabench.bench.request import Request
@@ -28,7 +28,6 @@ from tflabench.selection.points import Comparison, Point
 from tflabench.theory.hardware import Ceilings, slug
 
 TRIES = 2
-UNKNOWN_NODE = "unknown"  # in rows of tasks that failed before they had one
 WAIT_S = 0.5
 
 
@@ -47,7 +46,7 @@ class Progress:
     timed: int
     refused: int
     failed: int
-    activities: tuple[tuple[Location, Activity], ...] = ()
+    activities: tuple[tuple[Machine, Activity], ...] = ()
 
 
 class Listener:
@@ -101,20 +100,20 @@ def measure(
         InputError: there are no such devices, nothing can run there, or the folder has rows of older kernels.
         KeyboardInterrupt: what was measured is safe.
     """
-    with devices.open(rules.plugins, listener.note) as fleet:
-        selection = request.select(fleet.kind)
-        require_runnable(selection.points, fleet.kind)
-        title = selection.preset.title
-        if devices == Devices(device="auto") and fleet.kind == "cpu":
-            name = next(iter(fleet.devices))
-            title = f"No NVIDIA GPU here: running preset {request.preset} on the CPU ({name}).\n{title}"
-        plugins = [str(Path(name).resolve()) if name.endswith(".py") else name for name in rules.plugins]
-        rules = replace(rules, protocol=selection.protocol, plugins=plugins)
-        folders = _folders(fleet, selection.preset.name, out)
-        if resume and not devices.mixed_versions:
-            folders = {name: folder_for(at, name, out is not None, listener.note) for name, at in folders.items()}
-        with fleet.make(rules, uuid4().hex[:12]) as stations:
-            return Sweep(selection.comparisons, fleet, stations, folders, rules, listener, title, resume).run()
+    fleet = devices.fleet()
+    selection = request.select(fleet.kind)
+    require_runnable(selection.points, fleet.kind)
+    title = selection.preset.title
+    if devices == Devices(device="auto") and fleet.kind == "cpu":
+        name = next(iter(fleet.devices))
+        title = f"No NVIDIA GPU here: running preset {request.preset} on the CPU ({name}).\n{title}"
+    plugins = [str(Path(name).resolve()) if name.endswith(".py") else name for name in rules.plugins]
+    rules = replace(rules, protocol=selection.protocol, plugins=plugins)
+    folders = _folders(fleet, selection.preset.name, out)
+    if resume:
+        folders = {name: folder_for(at, name, out is not None, listener.note) for name, at in folders.items()}
+    with fleet.make(rules, uuid4().hex[:12]) as stations:
+        return Sweep(selection.comparisons, fleet, stations, folders, rules, listener, title, resume).run()
 
 
 def pending(
@@ -158,8 +157,6 @@ def outdated(point: Point, row: Row) -> str | None:
     impl = point.implementation
     if impl.plugin and impl.plugin.hash != row.plugin_hash:
         return f"{impl.plugin.name} has changed"
-    if row.mixed_versions:  # of another machine than this
-        return None
     now = registry.versions_used(impl)
     changed = {name: version for name, version in (row.packages or {}).items() if now.get(name) != version}
     return ", ".join(f"{name} was {was} and is {now.get(name, 'gone')}" for name, was in changed.items()) or None
@@ -250,7 +247,7 @@ class _Running:
     """A task that a station has.
 
     Attributes:
-        location: where it runs; None while it waits for a device.
+        machine: where it runs; None while it waits for a device.
         heard_at: when something came of it last.
         described: the run behind its rows.
         rows: the last one of each point.
@@ -258,13 +255,13 @@ class _Running:
 
     task: Task
     heard_at: float
-    location: Location | None = None
+    machine: Machine | None = None
     described: RunDescription | None = None
     rows: dict[str, Row] = field(default_factory=dict[str, Row])
 
 
 class Sweep:
-    """Measures comparisons on each kind of device into results folders.
+    """Measures comparisons on devices into results folders.
 
     Args:
         folders: by the name of a device.
@@ -295,8 +292,8 @@ class Sweep:
         self._running: dict[Task, _Running] = {}
         self._closed = 0
         self._rows: dict[tuple[Task, str], Row] = {}  # by task and point
-        self._activities: dict[Location, Activity] = {}
-        self._ready: set[Location] = set()
+        self._activities: dict[Machine, Activity] = {}
+        self._ready: set[Machine] = set()
 
     def run(self) -> Measured:
         """Measure what the folders lack.
@@ -336,37 +333,32 @@ class Sweep:
         return [point for comparison in self._comparisons for point in comparison.points]
 
     def _lacking(self) -> list[Task]:
-        """Return the comparisons that no folder of a kind of device has, on each kind."""
-        tasks = [Task(0, comparison, kind) for comparison in self._comparisons for kind in self._fleet.by_kind]
-        lacking = self._still_lacking(tasks)
+        """Return the comparisons that no folder has."""
+        lacking = self._still_lacking([Task(0, comparison) for comparison in self._comparisons])
         for number, task in enumerate(lacking, 1):
             task.number = number
         return lacking
 
     def _still_lacking(self, tasks: Iterable[Task]) -> list[Task]:
-        """Return the tasks whose comparison no folder of their kind of device has; all where that does not matter."""
-        for kind, names in self._fleet.by_kind.items() if self._resume else ():
-            for name in names:
-                rest = pending(self._comparisons, self._stores[name].rows, self._rules.protocol, self._fleet.kind)
-                tasks = [task for task in tasks if task.kind != kind or task.comparison in rest]
+        """Return the tasks whose comparison no folder has; all where that does not matter."""
+        for store in self._stores.values() if self._resume else ():
+            rest = pending(self._comparisons, store.rows, self._rules.protocol, self._fleet.kind)
+            tasks = [task for task in tasks if task.comparison in rest]
         return list(tasks)
 
     def _expected(self) -> dict[str, float]:
-        """Return about how many seconds a point takes, by its id, on the first device of its kind; warn of memory."""
-        seconds: dict[str, float] = {}
-        for kind, devices in self._fleet.by_kind.items():
-            device = next(iter(devices.values()))
-            points = [point for task in self._tasks if task.kind == kind for point in task.comparison.points]
-            estimates = {p.id: estimate(p, Target.of_machine(device), self._rules.protocol) for p in points}
-            warn_too_big(estimates, device.memory_bytes)
-            seconds |= {point: 0.1 + needed.seconds for point, needed in estimates.items()}
-        return seconds
+        """Return about how many seconds a point takes, by its id, on the first device; warn of memory."""
+        device = next(iter(self._fleet.devices.values()))
+        target, protocol = Target.of_machine(device), self._rules.protocol
+        estimates = {p.id: estimate(p, target, protocol) for task in self._tasks for p in task.comparison.points}
+        warn_too_big(estimates, device.memory_bytes)
+        return {point: 0.1 + needed.seconds for point, needed in estimates.items()}
 
     def _announce(self) -> None:
         due = [point for task in self._tasks for point in task.comparison.points]
         on = f"on {self._fleet.count} devices, {self._fleet.words}, " if self._fleet.words else ""
         into = ", ".join(map(str, dict.fromkeys(self._folders.values())))
-        counts = f"{len(due)} of {len(self._points) * len(self._fleet.by_kind)} points to measure"
+        counts = f"{len(due)} of {len(self._points)} points to measure"
         line = f"{self._title}\n{counts}, in {len(self._tasks)} comparisons, {on}into {into}"
         there = {point.id for point in self._points} - {point.id for point in due}
         times = sorted(row.started_at for id_, row in self._before.items() if id_ in there)
@@ -395,11 +387,7 @@ class Sweep:
         stores = [store for store in self._stores.values() if any(id_ in store.rows for id_ in ids)]
         rows = [store.rows[id_] for store in stores for id_ in ids if id_ in store.rows]
         files = [file for store in stores for file in store.export()]
-        total = len(ids) * len(self._fleet.by_kind)
-        closed = 0
-        for devices in self._fleet.by_kind.values():
-            tables = [self._stores[name].rows for name in devices]
-            closed += sum(any(id_ in table and table[id_].closed for table in tables) for id_ in ids)
+        total, closed = len(ids), len({row.point for row in rows if row.closed})
         if interrupted:
             line = f"Interrupted: {closed} of {total} points are safe; the same command goes on."
             kept = sum(not row.closed and row.ms_median is not None for row in rows)
@@ -407,8 +395,7 @@ class Sweep:
             self._listener.note(line)
             raise KeyboardInterrupt
         if left := total - closed:
-            why = "The time is up" if self._time_is_up() else "No device is left"
-            self._listener.note(f"{why}: {left} of {total} points are left; the same command measures them.")
+            self._listener.note(f"The time is up: {left} of {total} points are left; the same command measures them.")
         folders = [store.folder for store in stores] or list(self._folders.values())[:1]
         unsaved = [store.unsaved for store in stores if store.unsaved]
         return Measured(rows, files, left, folders, self._before, unsaved)
@@ -419,24 +406,21 @@ class Sweep:
         return self._clock() >= self._rules.stop_at
 
     def _measure(self) -> None:
-        """Go on until all tasks are over, the time is up, or no device is left that could take one."""
+        """Go on until all tasks are over, or the time is up."""
         self._waiting = deque(self._tasks)
-        while self._running or self._may_begin():
+        while self._running or (self._waiting and not self._time_is_up()):
             self._start()
             for task, event in self._stations.wait(WAIT_S):
                 self._take(task, event)
             self._end_silent()
             self._listener.progress(self._progress())
 
-    def _may_begin(self) -> bool:
-        return not self._time_is_up() and any(map(self._stations.possible, self._waiting))
-
     def _start(self) -> None:
         """Hand over every task that there is room for."""
         if self._time_is_up():
             return
         for task in list(self._waiting):
-            if self._stations.possible(task) and self._stations.room(task):
+            if self._stations.room(task):
                 self._waiting.remove(task)
                 self._running[task] = _Running(task, self._clock())
                 self._stations.start(task)
@@ -448,13 +432,13 @@ class Sweep:
         if running:
             running.heard_at = self._clock()
         if isinstance(event, Began):
-            self._begin_at(event.location, running)
+            self._begin_at(event.machine, running)
         elif isinstance(event, RunDescription):
             if running:
                 running.described = event
             self._stores[event.device].describe_run(event.run_id, {**event.environment, "arguments": command()})
         elif isinstance(event, Activity):
-            self._activities |= {(running.location if running else None) or next(iter(self._ready)): event}
+            self._activities |= {(running.machine if running else None) or next(iter(self._ready)): event}
         elif isinstance(event, Note):
             if event.text:
                 self._listener.note(event.text)
@@ -468,12 +452,12 @@ class Sweep:
         else:
             self._end(running)
 
-    def _begin_at(self, location: Location, running: _Running | None) -> None:
+    def _begin_at(self, machine: Machine, running: _Running | None) -> None:
         if running:
-            running.location = location
-        if location not in self._ready:  # the sweep that was waited for may have added rows
-            self._ready.add(location)
-            self._open_stores(location.device)
+            running.machine = machine
+        if machine not in self._ready:  # the sweep that was waited for may have added rows
+            self._ready.add(machine)
+            self._open_stores(machine.name)
             self._waiting = deque(self._still_lacking(self._waiting))
 
     def _keep(self, task: Task, row: Row) -> None:
@@ -490,20 +474,20 @@ class Sweep:
             del self._running[running.task]  # it is left for the same command
         else:
             self._fail(running, Fault("error", "the task ended before its comparison did"))
-        if running.location and all(running.location != other.location for other in self._running.values()):
-            self._activities.pop(running.location, None)
+        if running.machine and all(running.machine != other.machine for other in self._running.values()):
+            self._activities.pop(running.machine, None)
 
     def _end_silent(self) -> None:
         limit = self._stations.silent_s
         for running in list(self._running.values()):
-            if running.location and self._clock() - running.heard_at > limit:
+            if running.machine and self._clock() - running.heard_at > limit:
                 self._stations.stop(running.task)
                 self._fail(running, Fault("timeout", f"nothing was heard of it for {limit:g} s"))
 
     def _fail(self, running: _Running, fault: Fault) -> None:
         """Try a task once more, leave it where the time is up, or make its points rows with the reason."""
-        task = running.task
-        fault = replace(fault, location=fault.location or running.location)
+        task, machine = running.task, running.machine or next(iter(self._fleet.devices.values()))
+        fault = replace(fault, machine=machine)
         del self._running[task]
         task.faults.append(fault)
         if len(task.faults) < TRIES:
@@ -513,20 +497,17 @@ class Sweep:
             return
         self._listener.note(f"Comparison {task.number} has failed: {fault}")
         self._closed += 1
-        location = fault.location or Location(UNKNOWN_NODE, next(iter(self._fleet.by_kind[task.kind])))
-        for row in self._rows_of_failed(running, location):
+        for row in self._rows_of_failed(running, machine):
             self._keep(task, row)
 
-    def _rows_of_failed(self, running: _Running, location: Location) -> list[Row]:
+    def _rows_of_failed(self, running: _Running, machine: Machine) -> list[Row]:
         rules, task = self._rules, running.task
         environment = running.described.environment if running.described else {}
         occasion = Occasion(
             run_id=running.described.run_id if running.described else "",
-            machine=Machine(self._fleet.kind, location.device, 0, environment.get("driver")),
+            machine=machine,
             protocol=rules.protocol,
             ceilings={dtype: Ceilings(**ceilings) for dtype, ceilings in environment.get("ceilings", {}).items()},
-            node=location.node,
-            gpu_uuid=location.gpu_uuid,
         )
         reasons = "; ".join(map(str, task.faults))
         runs = [PointRun(point, SHARED, alone=False) for point in task.comparison.points]

@@ -30,8 +30,8 @@ FULL = "full"
 FAILED = ("wrong", "error", "compile_error", "crashed", "timeout")
 
 TakenPass = Annotated[str | None, option(WHAT, "PASS", "Take this pass: fw, fwbw or both.", "--pass")]
-KINDS = "Measure on these kinds of GPU, such as H100,H200; a dry run selects for one, here or not."
-Kinds = Annotated[str | None, option(WHAT, "NAMES", KINDS, "--gpu", autocompletion=options.complete_gpus)]
+KIND = "Measure on this kind of GPU or not at all; a dry run selects for it, here or not."
+Kind = Annotated[str | None, option(WHAT, "NAME", KIND, "--gpu", autocompletion=options.complete_gpus)]
 TIMES = "Take these times of a point: cold, graph (CUDA graph), eager (with the host), alone (row by row)."
 Times = Annotated[str | None, option(HOW, "TIMES", TIMES, "--times", show_default="cold, or the preset's")]
 LOCK = "Print how to lock the GPU's clock, which the bench never does, and hold the clock that is seen to this."
@@ -52,11 +52,8 @@ def sweep(  # noqa: PLR0913  options
     pass_: TakenPass = None,
     plugin: options.Plugin = None,
     device: options.Device = "auto",
-    executor: options.ExecutorName = "local",
-    ray_address: options.RayAddress = None,
     gpus: options.Gpus = None,
-    allow_mixed_versions: options.MixedVersions = False,
-    gpu: Kinds = None,
+    gpu: Kind = None,
     out: Annotated[Path | None, out_folder("results/DEVICE/PRESET")] = None,
     resume: Resume = True,
     dry_run: options.DryRun = False,
@@ -94,8 +91,7 @@ def sweep(  # noqa: PLR0913  options
     if lock_clocks is not None:
         stderr().print(f"Lock the clock before:  sudo nvidia-smi --lock-gpu-clocks={lock_clocks:g},{lock_clocks:g}")
         stderr().print("and set it free after:  sudo nvidia-smi --reset-gpu-clocks")
-    kinds = tuple(dict.fromkeys(options.words(gpu))) if gpu is not None else ()
-    devices = Devices(device, kinds, gpus, executor, ray_address, allow_mixed_versions)
+    devices = Devices(device, gpu, gpus)
     rules = Rules(
         timeout_s=timeout,
         tune_s=seconds_to_tune(tune_seconds),
@@ -155,7 +151,7 @@ def seconds_to_tune(text: str) -> float | None:
 def _print_dry_run(
     request: Request, devices: Devices, out: Path | None, timeout_s: float, *, resume: bool, full: bool, json: bool
 ) -> None:
-    """Print what would be measured on one kind of device."""
+    """Print what would be measured on a device."""
     from tflabench.bench.sweep import folder_for
     from tflabench.rows.load import rows_by_point
 
@@ -171,19 +167,15 @@ def _target(devices: Devices) -> tuple[Target, str]:
     """Return the device to select for, and its name in paths: that of --gpu, here or not, else this machine's.
 
     Raises:
-        InputError: no such GPU, or several.
+        InputError: no such GPU.
     """
     from tflabench.bench.estimate import Target
     from tflabench.theory import hardware
 
-    if len(devices.kinds) > 1:
-        raise InputError(
-            f"--dry-run is for {' and '.join(devices.kinds)}: give one kind of GPU, a selection is for one"
-        )
-    if not devices.kinds:
+    if devices.gpu is None:
         here = devices.here()
         return Target.of_machine(here), here.slug
-    target = Target.of_gpu(hardware.find(devices.kinds[0]))
+    target = Target.of_gpu(hardware.find(devices.gpu))
     return target, hardware.slug(target.name)
 
 

@@ -75,8 +75,8 @@ class Row(BaseModel):
         locked_mhz: SM clock to which the user said that the GPU was locked; `throttled` is then below that.
         commit, source_hash: of the sources that measured it; `source_hash` is of what decides a number.
         node: name of the machine that measured it.
-        mixed_versions: in what the node's sources, Python and packages differ from those of the process that drove the
-            sweep, in words; None where they do not.
+        mixed_versions: of rows from a cluster, in what the node's versions differed from those of the process that
+            drove the sweep; None for all others.
         gpu_uuid, driver: of the GPU; None on a CPU.
         details: what else the implementation and the correctness gate had to say.
     """

@@ -127,17 +127,6 @@ JOBS = "Warm up this many points at a time, which compiles their kernels; 0 comp
 Jobs = Annotated[int | None, option(HOW, "N", JOBS, min=0, max=1024, show_default="cores - 2, at most 8")]
 LIMIT = "Let one point allocate this much host memory, such as 8GiB."
 MemoryLimit = Annotated[int | None, memory(HOW, LIMIT, "--memory-limit", show_default="on CPUs 80% of what is free")]
-EXECUTOR = "Measure on this machine (local), or on all GPUs of a Ray cluster (ray)."
-ExecutorName = Annotated[str, option(HOW, "NAME", EXECUTOR, "--executor")]
-RayAddress = Annotated[
-    str | None,
-    option(
-        HOW,
-        "ADDRESS",
-        "Take the Ray cluster at this address.",
-        show_default="the one that runs here, else one is started",
-    ),
-]
 Gpus = Annotated[
     str | None,
     option(
@@ -147,8 +136,6 @@ Gpus = Annotated[
         show_default="the first, without a process of its own",
     ),
 ]
-MIXED = "Take nodes with other sources or versions too; their rows say so."
-MixedVersions = Annotated[bool, option(HOW, None, MIXED, "--allow-mixed-versions")]
 PAPER = "Take exactly 10 warm-ups and 30 samples, in one round."
 PaperProtocol = Annotated[bool, option(HOW, None, PAPER, "--paper-protocol")]
 DryRun = Annotated[bool, option(HOW, None, "Print what would be measured, and about how long it takes.", "--dry-run")]
