@@ -82,14 +82,19 @@ def test_a_cpu_has_an_eager_time_alone_and_says_so():
     assert columns["details"]["untimed"] == {"graph": "RuntimeError: a CPU has no CUDA graphs"}
 
 
-def test_a_row_alone_is_timed_and_compared_with_itself_in_the_batch():
+@pytest.mark.parametrize("name", ["reference_retention", "reference_kda"])
+def test_a_row_alone_is_timed_and_compared_with_itself_in_the_batch(name):
     worker = Worker("cpu", lambda _: None)
     worker.device = torch.device("cpu")
     rules = SHORT.with_(times=("cold", "alone"))
-    columns = worker.turn("reference_retention", asdict(SMALL.with_(batch=3)), asdict(rules), names=True)["columns"]
+    columns = worker.turn(name, asdict(SMALL.with_(batch=3)), asdict(rules), names=True)["columns"]
     assert columns["ms_alone"] > 0
-    assert columns["batch_invariant"] == "bits" or columns["batch_invariant"].startswith("within ")
-    columns = worker.turn("reference_sig", asdict(SMALL), asdict(rules), names=True)["columns"]
+    assert columns["ms_deterministic"] > 0
+    row, *others = columns["batch_invariant"].split(", ")
+    assert row == "bits" or row.startswith("within ")
+    assert [what.split()[0] for what in others] == ["pieces", "documents", "step"]
+    assert all(what.split()[1] in ("bits", "within") for what in others)
+    columns = worker.turn("reference_recurrent_sig", asdict(SMALL), asdict(rules), names=True)["columns"]
     assert columns["untimed"] == {"alone": "RuntimeError: there is one row"}
 
 

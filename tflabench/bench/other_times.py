@@ -1,4 +1,4 @@
-"""More times of a point, on request: with the host, in a CUDA graph, and row by row. Knows no kernel."""
+"""More of a point, on request: times with the host, in a CUDA graph and of a row, and what bits depend on."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from tflabench.bench.measure import Clocks
+    from tflabench.implementations.adapter import Case
 
 EAGER_S = 0.2
 GRAPH_S = 0.6  # the energy counter of a GPU moves every tenth of a second or so
@@ -37,12 +38,44 @@ def eager_ms(step: Callable[[], object], wait: Callable[[], object], now: Callab
 
 
 def invariance(pairs: Iterable[tuple[Tensor, Tensor]]) -> str:
-    """Return `Row.batch_invariant` of pairs: results of a row in a batch, and of the row alone."""
+    """Return a word of `Row.batch_invariant`, of pairs of results."""
     off = 0.0
     for ours, alone in pairs:
         difference = (ours.double() - alone.double()).norm() / alone.double().norm().clamp(min=1e-30)
         off = max(off, float(difference.nan_to_num(nan=1.0)))
     return "bits" if off == 0 else f"within {off:.0e}" if off < OTHER else "no"
+
+
+def of_one_sequence(case: Case) -> str:
+    """Return words of `Row.batch_invariant`: of the first row of a case of ours, otherwise than as one sequence."""
+    import torch
+
+    assert case.call is not None
+    assert case.decode is not None
+    call, axis = case.call, 1 if case.layout == "bthd" else 2
+    T = next(x.shape[axis] for x in case.inputs.values() if x.dim() > 2)
+    half = T // 2
+
+    def steps(begin: int, end: int) -> dict[str, Tensor]:
+        """Return the inputs of these steps of the row; those of no steps as they are."""
+        return {
+            name: x.detach()[:1].narrow(axis, begin, end - begin) if x.dim() > 2 else x.detach()
+            for name, x in case.inputs.items()
+        }
+
+    with torch.no_grad():
+        whole, behind = call(**steps(0, T)), steps(half, T)
+        before, state = call(**steps(0, half), return_last_state=True)
+        pieces = torch.cat([before, call(**behind, initial_state=state)], axis), whole
+        documents = (
+            call(**steps(0, T), cu_seqlens=torch.tensor([0, half, T])),
+            torch.cat([before, call(**behind)], axis),
+        )
+        _, state = call(**steps(0, T - 1), return_last_state=True)
+        last = {name: x.select(axis, 0) if x.dim() > 2 else x for name, x in steps(T - 1, T).items()}
+        step = case.decode(**last, state=state), whole.select(axis, T - 1)
+    pairs = {"pieces": pieces, "documents": documents, "step": step}
+    return ", ".join(f"{what} {invariance([pair])}" for what, pair in pairs.items())
 
 
 def calls_of_graph(input_bytes: int, l2_bytes: int) -> int:

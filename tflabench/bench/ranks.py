@@ -128,10 +128,10 @@ def build(impl: Implementation, problem: Problem, device: torch.device) -> Case:
     if ranks > there:
         raise Unsupported(f"ranks is {ranks}, and this process sees {there} devices (leave --gpus out)")
     case = impl.build(problem.part, device)
-    if case.over is None:
+    if case.call is None:
         raise Unsupported("runs on one device: ranks must be 1")
     lead = leader(device.type)
-    number, over = next(lead.cases), case.over
+    number, call = next(lead.cases), case.call
     lead.tell(ranks, "build", number, implementation=impl.name, problem=asdict(problem.part))
     p = problem
     elements = p.batch * p.heads * p.d_qk * p.d_hv
@@ -144,7 +144,7 @@ def build(impl: Implementation, problem: Problem, device: torch.device) -> Case:
 
     def forward() -> Tensor:
         lead.tell(ranks, "forward", number, gradients=torch.is_grad_enabled())
-        output = over(lead.groups[ranks])
+        output = call(group=lead.groups[ranks])
         lead.meet(ranks)
         if output.requires_grad:
             output.register_hook(lambda _: lead.tell(ranks, "backward", number))
@@ -185,10 +185,10 @@ def follow(world: World, case: Case | None, order: dict[str, Any], output: Tenso
             world.collective_ms(ranks, elements)
         return case, None
     assert case is not None
-    assert case.over is not None
+    assert case.call is not None
     if order["what"] == "forward":
         with torch.set_grad_enabled(order["gradients"]):
-            output = case.over(world.groups[ranks])
+            output = case.call(group=world.groups[ranks])
     else:
         assert output is not None
         leaves = [x for x in case.inputs.values() if x.requires_grad]

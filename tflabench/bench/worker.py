@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from multiprocessing.connection import Connection
@@ -258,9 +258,8 @@ class Worker:
         import torch
 
         from tflabench.bench import other_times
-        from tflabench.bench.measure import Clocks, take_turn
+        from tflabench.bench.measure import Clocks
         from tflabench.implementations import registry
-        from tflabench.implementations.adapter import differentiate
 
         cuda = self.device_type == "cuda"
         wait = partial(torch.cuda.synchronize, self.device) if cuda else lambda: None
@@ -277,25 +276,12 @@ class Worker:
             replay = other_times.captured(steps, self.device)
             return other_times.back_to_back(replay, calls, wait, Clocks(self.device))
 
-        def alone() -> dict[str, Any]:
-            if problem.batch == 1 or problem.ranks:
-                raise RuntimeError("there is one row" if problem.batch == 1 else "a call on several devices")
-            case = registry.get(name).build(problem.with_(batch=1), self.device)
-            for key, x in case.inputs.items():
-                given = ready.case.inputs[key]
-                x.data.copy_(given if given.shape == x.shape else given[:1])
-            grad = None if ready.output_grad is None else ready.output_grad[:1]
-            of_row = differentiate(lambda _: case.forward(), case.inputs, grad)
-            of_batch = {key: x for key, x in self._results(ready).items() if x.shape != of_row[key].shape}
-            same = other_times.invariance((x[:1], of_row[key]) for key, x in of_batch.items())
-            ms = take_turn(step_of(case, grad), self.device, rules.brief).ms
-            return {"ms_alone": problem.batch * ms, "batch_invariant": same}
-
         columns: dict[str, Any] = {}
         untimed: dict[str, str] = {}
         if "eager" in rules.times:
             self.answer({"stage": "timing with the host"})
             columns["ms_eager"] = other_times.eager_ms(ready.step, wait)
+        alone = partial(self._of_rows, ready, name, problem, rules)
         for what, measure in (("alone", alone), ("graph", graph)):
             if what in rules.times:
                 self.answer({"stage": "timing rows" if what == "alone" else "timing a CUDA graph"})
@@ -304,6 +290,35 @@ class Worker:
                 except Exception as error:  # whatever a kernel raises where it is captured, or takes no such batch
                     untimed[what] = classify(error)[1]
         return columns | {"times": list(rules.times), "untimed": untimed}
+
+    def _of_rows(self, ready: _Ready, name: str, problem: Problem, rules: Protocol) -> dict[str, Any]:
+        """Return the columns that say what times and bits of a row of the batch depend on."""
+        from tflabench.bench import other_times
+        from tflabench.bench.measure import take_turn
+        from tflabench.implementations import registry
+        from tflabench.implementations.adapter import differentiate
+
+        ours = ready.case.call if ready.case.decode else None
+        if problem.ranks or (problem.batch == 1 and ours is None):
+            raise RuntimeError("a call on several devices" if problem.ranks else "there is one row")
+        columns: dict[str, Any] = {}
+        same: list[str] = []
+        if problem.batch > 1:
+            case = registry.get(name).build(problem.with_(batch=1), self.device)
+            for key, x in case.inputs.items():
+                given = ready.case.inputs[key]
+                x.data.copy_(given if given.shape == x.shape else given[:1])
+            grad = None if ready.output_grad is None else ready.output_grad[:1]
+            of_row = differentiate(lambda _: case.forward(), case.inputs, grad)
+            of_batch = {key: x for key, x in self._results(ready).items() if x.shape != of_row[key].shape}
+            same.append(other_times.invariance((x[:1], of_row[key]) for key, x in of_batch.items()))
+            columns["ms_alone"] = problem.batch * take_turn(step_of(case, grad), self.device, rules.brief).ms
+        if ours is not None:
+            by_row = replace(ready.case, forward=partial(ours, deterministic_layout=True))
+            step = step_of(by_row, ready.output_grad)
+            columns["ms_deterministic"] = take_turn(step, self.device, rules.brief).ms
+            same.append(other_times.of_one_sequence(ready.case))
+        return columns | {"batch_invariant": ", ".join(same)}
 
     def verify(self, implementation: str, problem: dict[str, Any], budget_s: float) -> dict[str, Any]:
         """Return the error table of a point: `status` "ok" or "wrong", and every error as `verify.Error` has it."""

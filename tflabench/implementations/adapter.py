@@ -111,8 +111,10 @@ class Case:
         states: those that a call leaves, as a decode step does, which are compared too; None for none.
         step: what is timed where that is neither `forward` nor it and the gradients of the inputs, such as a training
             step of a whole model, of which these are a part; None elsewhere.
-        over: runs it on `inputs` as the part of a sequence that a rank of a process group has, and returns the output;
-            None for what runs on one device alone.
+        call: runs an operation of this project on `inputs`, any of which keywords may replace, as they may its options;
+            None for others.
+        decode: the decode step of that operation, of inputs without a time axis and `state`, which it replaces; None
+            where the operation is no public one.
         details: what the implementation chose, for the row: "chunk_size", "kernel", "version", ...
     """
 
@@ -125,7 +127,8 @@ class Case:
     writes: tuple[str, ...] = ()
     states: FinalStates | None = None
     step: Callable[[], object] | None = None
-    over: Callable[[Any], Tensor] | None = None
+    call: Callable[..., Any] | None = None
+    decode: Callable[..., Tensor] | None = None
     details: dict[str, object] = field(default_factory=dict)
 
 

@@ -143,7 +143,8 @@ def build(kernels: str, op: Recurrence, problem: Problem, device: torch.device) 
         oracle=partial(oracle, op),
         layout=op.layout,
         linear=op.values,
-        over=lambda group: forward(group=group),
+        call=forward,
+        decode=partial(op.run(step=True), **op.options) if isinstance(op.function, str) else None,
         details=details,
     )
 

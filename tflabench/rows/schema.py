@@ -44,8 +44,12 @@ class Row(BaseModel):
             `details["untimed"]` says why.
         ms_eager: time of a call in a loop of calls, host included.
         ms_alone: time of a call for one row of the batch, times the rows.
+        ms_deterministic: time of the call with `deterministic_layout=True`, of this project's operations.
         batch_invariant: "bits" where the first row is the same to the bit in a batch as alone, else by how much output
-            and gradients differ, root mean square over root mean square ("within 2e-04"), or "no" from 1/64 on.
+            and gradients differ, root mean square over root mean square ("within 2e-04"), or "no" from 1/64 on. Then,
+            of this project's operations, the same of that row in two pieces, of its halves as packed documents beside
+            each alone, and of a decode step at its end: "bits, pieces within 2e-04, documents bits, step within 3e-03".
+            The first word lacks where the batch is one row.
         samples, warmup: calls timed, and calls before them, over all rounds.
         samples_ms: the time of each call, compressed (see `rows.spread.unpacked`); None in rows of before it was kept.
         protocol_version: of what the columns mean, whatever the protocol; 1 in rows of before it was counted. Since 2
@@ -123,6 +127,7 @@ class Row(BaseModel):
     ms_graph: float | None = None
     ms_eager: float | None = None
     ms_alone: float | None = None
+    ms_deterministic: float | None = None
     batch_invariant: str | None = None
     joules: float | None = None
     mhz_graph: float | None = None
@@ -164,7 +169,9 @@ class Row(BaseModel):
     started_at: str
     details: dict[str, Any] = Field(default_factory=dict[str, Any])
 
-    @field_validator("ms_median", "ms_min", "ms_p20", "ms_p80", "host_ms", "ms_graph", "ms_eager", "ms_alone")
+    @field_validator(
+        "ms_median", "ms_min", "ms_p20", "ms_p80", "host_ms", "ms_graph", "ms_eager", "ms_alone", "ms_deterministic"
+    )
     @classmethod
     def _is_a_time(cls, value: float | None) -> float | None:
         if value is not None and (value <= 0 or LONGEST_MS < value < inf):  # infinity is no number anywhere
