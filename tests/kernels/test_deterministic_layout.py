@@ -24,7 +24,7 @@ CASES = [(name, how) for name in OPERATIONS for how in FUSED] if DEVICE == "cuda
 
 def draw(name: str, B: int) -> list[Tensor]:
     """Return the arguments of an operation: as many heads and steps as one row has segments and many rows have none."""
-    H, T, d_qk, d_hv = (4, 16384, 128, 128) if DEVICE == "cuda" else (2, 64, 16, 16)
+    H, T, d_qk, d_hv = (4, 16384, 128, 256) if DEVICE == "cuda" else (2, 64, 16, 16)
     torch.manual_seed(0)
 
     def of(*shape: int) -> Tensor:
