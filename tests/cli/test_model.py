@@ -93,6 +93,7 @@ def test_the_crossing_is_where_the_linear_layer_stays_faster(times, words):
         rows += [row("xlstm-1.4b.ours.layer", **shared), row("llama-1.4b.sdpa.layer", ms, **shared)]
     (sentence,) = crossings(rows)
     assert words in sentence
+    assert record(rows[0])["parameters"] is None  # of a whole model
 
 
 @pytest.mark.parametrize("kernels", ["ours", "mamba_ssm"])

@@ -65,7 +65,7 @@ def record(row: Row) -> dict[str, Any]:
         "tokens_per_s": tokens(row) / seconds if seconds else None,
         "peak_gib": row.peak_bytes / 2**30 if row.peak_bytes else None,
         "recurrence": recurrence / 1e3 / seconds if recurrence and seconds else None,
-        "parameters": None if row.details.get("layer") else ARCHITECTURES[name].parameters,
+        "parameters": None if row.implementation.endswith(".layer") else ARCHITECTURES[name].parameters,
         "gflops_per_token": row.model_flops / tokens(row) / 1e9 if row.model_flops else None,
         "mfu": mfu(row, seconds) if seconds else None,
         "review_s": REVIEW.get(row.implementation)
