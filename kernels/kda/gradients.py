@@ -30,7 +30,7 @@ from torch import Tensor
 
 from tflabench.kernels.common.cover import cdiv
 from tflabench.kernels.common.launching import enqueue
-from tflabench.kernels.common.rows import load_matrix, load_rows, rows, store_rows
+from tflabench.kernels.common.rows import empty_rows, load_matrix, load_rows, rows, store_rows
 from tflabench.kernels.delta.call import DeltaSizes
 from tflabench.kernels.gla.tiles import load_gates
 
@@ -144,7 +144,7 @@ def gradients_of_channels(
     """
     plan, q = call.plan, inputs[0]
     batch, heads, _, T, d_qk, d_hv = plan.sizes
-    grads = tuple(torch.empty_like(x) if x.stride(-1) == 1 else x.new_empty(x.shape) for x in inputs[:3])
+    grads = tuple(map(empty_rows, inputs[:3]))
     enqueue(
         kda_tile_gradients, batch * heads * plan.tiles * cdiv(d_qk, plan.channels),
         KdaGradientInputs(*map(rows, inputs), *states), beta, *map(rows, grads),

@@ -23,15 +23,17 @@ from torch import Tensor
 
 from tflabench.kernels.common.cover import cdiv
 from tflabench.kernels.common.launching import enqueue
-from tflabench.kernels.common.rows import load_matrix, load_rows, load_vector, rows, store_matrix, store_rows
-from tflabench.kernels.delta.call import DeltaSizes
-from tflabench.kernels.delta.walks import (
-    DeltaConfig,
-    DeltaMatrices,
-    place_of_walk,
-    solved,
-    start_of_walk,
+from tflabench.kernels.common.rows import (
+    empty_rows,
+    load_matrix,
+    load_rows,
+    load_vector,
+    rows,
+    store_matrix,
+    store_rows,
 )
+from tflabench.kernels.delta.call import DeltaSizes
+from tflabench.kernels.delta.walks import DeltaConfig, DeltaMatrices, place_of_walk, solved, start_of_walk
 
 from .plan import KdaCall
 from .tiles import TileOperands, root_strengths
@@ -130,7 +132,7 @@ def outputs(
         beta: (B, H, T) float32.  first: the first state, float32, None for zero.
         keeps: there will be a backward.
     """
-    o, errors = torch.empty_like(v), torch.empty_like(v, memory_format=torch.contiguous_format) if keeps else None
+    o, errors = empty_rows(v), torch.empty_like(v, memory_format=torch.contiguous_format) if keeps else None
     matrices = _matrices(call, v, operands, first, states=keeps)
     tensors = rows(v), beta, rows(o), None if errors is None else rows(errors)
     _launch(call, kda_outputs, tensors, operands, matrices)

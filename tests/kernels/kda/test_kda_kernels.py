@@ -45,6 +45,14 @@ def test_documents_are_sequences_of_their_own() -> None:
     assert torch.equal(run(**given)[:, :, 23:], o[:, :, 23:])
 
 
+def test_columns_that_are_no_neighbours_in_memory_are_written_too() -> None:
+    inputs, _ = draw(Kda(20, 16, 16))
+    given: Any = inputs
+    o = ops.kda(**given, implementation="tfla")
+    given["v"] = given["v"].mT.contiguous().mT
+    assert torch.equal(ops.kda(**given, implementation="tfla"), o)
+
+
 def test_a_step_that_writes_nothing_has_the_gradient_of_its_strength() -> None:
     inputs, _ = draw(Kda(20, 16, 16, dtype=HALF))
     found: list[Any] = []
