@@ -143,7 +143,7 @@ class _Switch:
             function = getattr(holder, name)
             if kernels == "native":
                 _Switch._replaced.append((holder, name, function))
-                setattr(holder, name, _innermost(function))
+                setattr(holder, name, inspect.unwrap(function))  # plain PyTorch, which transformers wraps
             elif inspect.isfunction(function) and not _of_package(function):
                 raise Unsupported(f"transformers has found no package with {name}: it computes in plain PyTorch")
         _Switch._now = self._of.kind, kernels
@@ -162,11 +162,6 @@ class _Switch:
 def _of_package(function: Any) -> bool:
     """Return whether a function that transformers wraps calls a package's, as far as the wrapper tells."""
     return inspect.getclosurevars(function).nonlocals.get("is_new_implementation", True)
-
-
-def _innermost(function: Any) -> Any:
-    """Return the plain PyTorch that transformers wraps, to call a package's function where that is installed."""
-    return _innermost(function.__wrapped__) if hasattr(function, "__wrapped__") else function
 
 
 def _places(of: Architecture) -> Iterator[tuple[Any, str]]:
