@@ -8,9 +8,11 @@ from torch import Tensor
 
 from tflabench.kernels.common import device
 from tflabench.kernels.common.contract import Arguments, KernelOptions
+from tflabench.kernels.common.descriptors import made_like
 from tflabench.kernels.common.places import Places
 from tflabench.kernels.common.rows import Rows, rows
 from tflabench.kernels.common.sizes import Sizes
+from tflabench.kernels.common.tensors import sum_shared
 from tflabench.kernels.scalar.gates import TileGates
 from tflabench.kernels.scalar.tfla.call import Call
 from tflabench.kernels.scalar.tfla.chunkwise import call_of, placed_gates
@@ -87,3 +89,17 @@ class DeltaCall(NamedTuple):
     def rows(self, x: Tensor) -> Rows:
         """Return what kernels take for x (B, H, T, d) (`common.rows`)."""
         return rows(x, None if self.places is None else self.places.steps)
+
+
+def as_gradients(
+    arguments: Arguments, options: KernelOptions, made: tuple[Tensor | None, ...], d_initial: Tensor | None
+) -> tuple[Tensor | None, ...]:
+    """Return gradients as `backward` does of dq and dk of every head of v, dv, dg and dbeta, as kernels write them."""
+    (dq, dk, dv), initial = made[:3], arguments.initial
+    assert dq is not None
+    assert dk is not None
+    gates = zip(made[3:], arguments[3:5], strict=True)
+    of_gates = (None if y is None or x is None or not options.gate_gradients else y.to(x.dtype) for y, x in gates)
+    given = sum_shared(dq, arguments.q), sum_shared(dk, arguments.k), dv, *of_gates
+    grads = (made_like(y, like) for y, like in zip(given, arguments[:5], strict=True))
+    return (*grads, None if initial is None else made_like(d_initial, initial.C), None)

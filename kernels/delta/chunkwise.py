@@ -27,7 +27,7 @@ from tflabench.kernels.common.descriptors import aligned, made_like
 from tflabench.kernels.common.device import refuses_tensors
 from tflabench.kernels.common.places import fitting, tiles_of
 from tflabench.kernels.common.sizes import Sizes
-from tflabench.kernels.common.tensors import sum_shared, unflatten
+from tflabench.kernels.common.tensors import unflatten
 from tflabench.kernels.delta import plan as plans
 from tflabench.kernels.scalar.gates import GradientSums, RowSums, gate_gradients
 from tflabench.kernels.scalar.plan import tfla
@@ -36,7 +36,7 @@ from tflabench.kernels.scalar.tfla.outputs import Role, launch
 from tflabench.kernels.state import State, float_matrix
 from tflabench.kernels.types import SIMPLE_GLA, Gating
 
-from .call import DeltaCall
+from .call import DeltaCall, as_gradients
 from .walks import errors_and_states, gradients_of_states
 
 
@@ -119,10 +119,7 @@ def backward(
         of_reads = RowSums(*(x + y for x, y in zip(qdq, kdk_read, strict=True)))
         dg, _ = gate_gradients(log_f, None, SIMPLE_GLA, log_f, GradientSums(of_reads, kdk, through, plan.chunk_size))
     of_gates = [_of_steps(x, call, like) for x, like in ((dg, arguments.f), (dbeta, arguments.i))]
-    given = sum_shared(dq, q), sum_shared(dk, k), dv, *(of_gates if options.gate_gradients else (None, None))
-    grads = (made_like(x, like) for x, like in zip(given, arguments[:5], strict=True))
-    initial = arguments.initial
-    return (*grads, None if initial is None else made_like(back.after, initial.C), None)
+    return as_gradients(arguments, options, (dq, dk, dv, *of_gates), back.after)
 
 
 def _of_steps(x: Tensor | None, call: DeltaCall, like: Tensor | None) -> Tensor | None:

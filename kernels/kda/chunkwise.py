@@ -16,6 +16,7 @@ from tflabench.kernels.common.cover import cdiv
 from tflabench.kernels.common.descriptors import made_like
 from tflabench.kernels.common.device import float32_precision, refuses_tensors
 from tflabench.kernels.common.sizes import Sizes
+from tflabench.kernels.delta.call import as_gradients
 from tflabench.kernels.delta.plan import TILE
 from tflabench.kernels.state import State, float_matrix
 from tflabench.kernels.types import Gating
@@ -67,7 +68,7 @@ def backward(
     do: Tensor, d_last: State | None, arguments: Arguments, saved: tuple[Tensor, ...], options: KernelOptions
 ) -> tuple[Tensor | None, ...]:
     """Return gradients (dq, dk, dv, dg, dbeta, dC, None); those of absent inputs are None."""
-    q, k, _, g, beta, initial, _ = arguments
+    q, k, _, g, beta, _, _ = arguments
     call, strength = _call(arguments, options), _strength(beta)
     operands, (errors, states) = TileOperands(*saved[:6]), saved[6:]
     walk = partial(walks.gradients, call, errors, strength, do, operands)
@@ -75,10 +76,7 @@ def backward(
     if options.exchange is not None:
         dv, dbeta, d_states, d_initial = walk(float_matrix(options.exchange(State(d_initial))))
     dq, dk, dg = gradients_of_channels(call, (q, k, g, errors, do, dv), strength, (states, d_states))
-    of_gates = (dg, dbeta.to(beta.dtype)) if options.gate_gradients and beta is not None else (None, None)
-    given = dq, dk, dv, *of_gates
-    grads = (made_like(x, like) for x, like in zip(given, arguments[:5], strict=True))
-    return (*grads, None if initial is None else made_like(d_initial, initial.C), None)
+    return as_gradients(arguments, options, (dq, dk, dv, dg, dbeta), d_initial)
 
 
 def _call(arguments: Arguments, options: KernelOptions) -> plans.KdaCall:

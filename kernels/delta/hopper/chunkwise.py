@@ -12,18 +12,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from tflabench.kernels.common import device
 from tflabench.kernels.common.contract import Arguments, KernelOptions
-from tflabench.kernels.common.descriptors import aligned, made_like
+from tflabench.kernels.common.descriptors import aligned
 from tflabench.kernels.common.places import tiles_of
 from tflabench.kernels.common.sizes import Sizes
-from tflabench.kernels.common.tensors import sum_shared
 from tflabench.kernels.delta import hopper_plan as plans
+from tflabench.kernels.delta.call import as_gradients
 from tflabench.kernels.scalar.hopper.chunkwise import refuses_hardware
 from tflabench.kernels.scalar.hopper.documents import WalkPlaces, places_of
 from tflabench.kernels.scalar.plan.hopper_segments import Segments
@@ -143,23 +142,7 @@ def backward(
     )
     if dv.dtype == torch.float16:
         dv.mul_(gates.beta.clamp(min=plans.LEAST_STRENGTH).sqrt()[..., None])
-    return as_gradients(arguments, options, dv, d_initial, found)
-
-
-def as_gradients(
-    arguments: Arguments, options: KernelOptions, dv: Tensor, d_initial: Tensor | None, made: Any
-) -> tuple[Tensor | None, ...]:
-    """Return gradients as `backward` does.
-
-    Args:
-        made: dq and dk of every head of v, dg and dbeta, by these names.
-    """
-    initial = arguments.initial
-    given = zip((made.dg, made.dbeta), arguments[3:5], strict=True)
-    of_gates = (None if y is None or x is None or not options.gate_gradients else y.to(x.dtype) for y, x in given)
-    given = sum_shared(made.dq, arguments.q), sum_shared(made.dk, arguments.k), dv, *of_gates
-    grads = (made_like(y, like) for y, like in zip(given, arguments[:5], strict=True))
-    return (*grads, None if initial is None else made_like(d_initial, initial.C), None)
+    return as_gradients(arguments, options, (found.dq, found.dk, dv, found.dg, found.dbeta), d_initial)
 
 
 def walk_back(

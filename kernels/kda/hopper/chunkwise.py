@@ -16,8 +16,8 @@ from torch import Tensor
 from tflabench.kernels.common.contract import Arguments, KernelOptions
 from tflabench.kernels.common.descriptors import aligned
 from tflabench.kernels.common.sizes import Sizes
+from tflabench.kernels.delta.call import as_gradients
 from tflabench.kernels.delta.hopper.chunkwise import (
-    as_gradients,
     default_chunk_size,
     empty_tile_states,
     planned,
@@ -71,7 +71,7 @@ def backward(
         launch, plan, arguments, d_last, transitions[0] if transitions else None, options.exchange
     )  # fmt: skip
     made = launch_gradients((q, k, g, do, z, dv, kept, D), beta, scale=options.scale, plan=plan)
-    return as_gradients(arguments, options, dv, d_initial, made)
+    return as_gradients(arguments, options, (made.dq, made.dk, dv, made.dg, made.dbeta), d_initial)
 
 
 def _inputs(arguments: Arguments) -> tuple[Tensor, ...]:
