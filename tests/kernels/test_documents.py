@@ -27,7 +27,7 @@ from tflabench.kernels.common.contract import Arguments, KernelOptions
 from tflabench.kernels.common.cover import cdiv
 from tflabench.kernels.common.sizes import Device, Sizes
 from tflabench.kernels.scalar import reference
-from tflabench.kernels.scalar.hopper import backward, documents, forward
+from tflabench.kernels.scalar.hopper import backward, chunkwise, documents, forward
 from tflabench.kernels.scalar.plan import hopper as plans
 from tflabench.kernels.state import State
 from tflabench.kernels.types import MLSTM_EXP, MLSTM_SIG, Gate
@@ -137,8 +137,8 @@ def wrong(case: Case, *, gate_gradients: bool = True) -> list[str]:
         case.gate, case.d_qk**-0.5, 64,
         return_last_state=case.ends, gate_gradients=gate_gradients, bounds=case.bounds,
     )  # fmt: skip
-    h, last, saved = documents.forward(arguments, options)
-    grads = documents.backward(dh, d_last, arguments, saved, options)
+    h, last, saved = chunkwise.forward(arguments, options)
+    grads = chunkwise.backward(dh, d_last, arguments, saved, options)
     exact_h, exact_last, exact_grads = by_reference(case, torch.float64, arguments, dh, d_last)
     exact = iter(exact_grads)
     given = *arguments[:5], *((arguments.initial or (None, None))[:2])
@@ -175,8 +175,8 @@ def test_gradients_of_gates_are_those_of_a_call_a_document(gate: Gate, monkeypat
     arguments, dh, d_last = draw(case)
     options = KernelOptions(gate, case.d_qk**-0.5, 512, bounds=case.bounds)
     alone_options = options._replace(bounds=None)
-    _, _, saved = documents.forward(arguments, options)
-    found = documents.backward(dh, d_last, arguments, saved, options)[3]
+    _, _, saved = chunkwise.forward(arguments, options)
+    found = chunkwise.backward(dh, d_last, arguments, saved, options)[3]
     assert found is not None
     assert d_last is not None
     assert arguments.initial is not None

@@ -11,7 +11,7 @@ belongs to a step i, as x does, and forward has taken its log2 from x: dh itself
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from torch import Tensor
 from tflabench.kernels.common.contract import Arguments, KernelOptions
 from tflabench.kernels.common.descriptors import aligned, made_like
 from tflabench.kernels.common.device import figures_of
+from tflabench.kernels.common.packed import split
 from tflabench.kernels.common.sizes import Sizes
 from tflabench.kernels.common.tensors import shared, sum_shared
 from tflabench.kernels.scalar import gates
@@ -32,14 +33,12 @@ from .backward_dkdv import launch_dkdv
 from .backward_dqk import RowSumTensors, empty_row_sums, launch_dqk
 from .backward_dv import launch_dv
 from .crossings import Starts, through_tiles, tile_sums
+from .documents import WalkPlaces, places_of
 from .forward import columns_of, exchange_of, initial_matrices, restored, weights
 from .launch import WalkInputs
 from .segment_states import StateInputs, launch_kept_states, launch_segment_states
 from .state import Matrices, States
 from .tile_gradients import GradientOutputs, launch_gradients
-
-if TYPE_CHECKING:
-    from .documents import WalkPlaces
 
 
 class WalkStates(NamedTuple):
@@ -85,11 +84,8 @@ def backward(
     q, k, v, f, i, initial, skip = arguments
     gate, scale, gate_gradients = options.gate, options.scale, options.gate_gradients
     n_0, dn = (None if state is None or state.n is None else state.n.float() for state in (initial, d_last))
-    plan = plans.backward(
-        Sizes.of(q, v), figures_of(q, options), options.chunk_size,
-        gate_gradients=gate_gradients, end=initial is not None, of_last_n=dn is not None,
-        exchanges=options.exchange is not None,
-    )  # fmt: skip
+    places = places_of(options, q.device)
+    plan = _plan(q, v, places, options, end=initial is not None, of_last_n=dn is not None)
     sizes = plan.kernels[0].sizes
     log_f, e, C_starts = restored(gate, saved)
     q, k, v, dh = aligned(-q if scale < 0 else q), aligned(k), aligned(v), aligned(dh)
@@ -101,40 +97,52 @@ def backward(
     if plan.by_tiles:
         made_by_kernels = _tile_by_tile(inputs, dh, plan, states, gate_gradients=gate_gradients)
     else:
-        made_by_kernels = in_walks(inputs, dh, plan.walks, states, gate_gradients=gate_gradients)
+        made_by_kernels = _in_walks(inputs, dh, plan.walks, states, places, gate_gradients=gate_gradients)
     dq, dk, dv, qdq, kdk, through, dskip = made_by_kernels
+    (B, H, T, _), m_0, cut = v.shape, None if initial is None else initial.m, plan.cut
+    if places:
+        T, (f, i), m_0, cut = places.count, places.gates(f, i, gate, m_0), None, places.cut
     dn_0 = dots = None
     if dn is not None:
-        m_0 = None if initial is None else initial.m
-        every = gates.log_gates(f, i, gate, (v.shape[0], v.shape[1], v.shape[2]), m_0)
-        dn_0, dk, dots = through_last_n(dn, shared(k, v.shape[1]), dk, every)
+        every = gates.log_gates(f, i, gate, (B, H, T), m_0)
+        dn_0, dk, dots = _through_last_n(dn, shared(k, H), dk, every, places)
     elif n_0 is not None:
         dn_0 = torch.zeros_like(n_0)
     df = di = None
     if qdq and kdk:
         if through is None:
             if dots is not None:
-                kdk = RowSums(torch.cat([dots[None], kdk.every]), kdk.within)
+                added = dots.new_zeros((B, H, T)).index_copy_(2, places.of_steps, dots) if places else dots
+                kdk = RowSums(torch.cat([added[None], kdk.every]), kdk.within)
             starts = None
             if states.dC is not None:
-                of_segments = (None, None) if plan.cut.count == 1 else (states.C, states.dC)
-                starts = Starts(C_0, dC_0, *of_segments, _more(n_0, dn_0, dots, plan.cut))
-            through = through_tiles(tile_sums(qdq, kdk, plan.cut, starts), e.g, plan.cut)
+                of_segments = (None, None) if places or cut.count == 1 else (states.C, states.dC)
+                more = None if n_0 is None or dn_0 is None else (n_0 * dn_0).sum(-1)
+                starts = Starts(C_0, dC_0, *of_segments, more if places else _more(more, dots, cut))
+            sums = tile_sums(qdq, kdk, cut, starts, documents=places is not None)
+            through = through_tiles(sums, e.g, cut, places.gaps if places else None)
         df, di = gates.gate_gradients(f, i, gate, log_f, GradientSums(qdq, kdk, through, TILE), overlap=True)
-    grads = as_given((-dq if scale < 0 else dq, dk, dv, df, di, dC_0, dn_0), arguments)
+        if places:
+            df, di = places.of_gates((df, di))
+    dC_0, _ = columns_of(Matrices(dC_0), q, v)
+    made = (sum_shared(-dq if scale < 0 else dq, q), sum_shared(dk, k), dv, df, di, dC_0, dn_0)
+    inputs_given = (*arguments[:5], *((None, None) if initial is None else initial[:2]))
+    grads = tuple(made_like(x, like) for x, like in zip(made, inputs_given, strict=True))
     return grads if skip is None or dskip is None else (*grads, dskip.to(skip.dtype))
 
 
-def as_given(
-    grads: tuple[Tensor, Tensor, *tuple[Tensor | None, ...]], arguments: Arguments
-) -> tuple[Tensor | None, ...]:
-    """Return gradients (dq, dk, dv, df, di, dC_0, dn_0) of the shapes and strides of the inputs."""
-    dq, dk, dv, df, di, dC_0, dn_0 = grads
-    q, k, v, *_, initial, _ = arguments
-    C_0, n_0 = (None, None) if initial is None else initial[:2]
-    dC_0, _ = columns_of(Matrices(dC_0), q, v)
-    made = (sum_shared(dq, q), sum_shared(dk, k), dv, df, di, dC_0, dn_0)
-    return tuple(made_like(x, like) for x, like in zip(made, (*arguments[:5], C_0, n_0), strict=True))
+def _plan(
+    q: Tensor, v: Tensor, places: WalkPlaces | None, options: KernelOptions, *, end: bool, of_last_n: bool
+) -> plans.Backward:
+    """Return what backward launches; end, of_last_n: as of `plans.backward`."""
+    sizes, device = Sizes.of(q, v), figures_of(q, options)
+    if places:
+        sizes = sizes._replace(steps=places.count)
+        return plans.of_documents(sizes, device, places.documents, gate_gradients=options.gate_gradients)[1]
+    return plans.backward(
+        sizes, device, options.chunk_size,
+        gate_gradients=options.gate_gradients, end=end, of_last_n=of_last_n, exchanges=options.exchange is not None,
+    )  # fmt: skip
 
 
 def _walk_states(
@@ -190,9 +198,9 @@ def _in_tiles(x: Tensor, rows: int) -> Tensor:
     return x.as_strided((B, H, T // TILE, rows, d), (b, h, TILE * t, t, column))
 
 
-def in_walks(
-    inputs: WalkInputs, dh: Tensor, walks: tuple[plans.Walk, ...], states: WalkStates, *,
-    gate_gradients: bool, places: WalkPlaces | None = None,
+def _in_walks(
+    inputs: WalkInputs, dh: Tensor, walks: tuple[plans.Walk, ...], states: WalkStates, places: WalkPlaces | None, *,
+    gate_gradients: bool,
 ) -> KernelResults:  # fmt: skip
     """Make gradients in walks: dq, then dk and dv, together or apart."""
     q, k, v, _, skip, _ = inputs
@@ -225,29 +233,42 @@ def in_walks(
     return KernelResults(dq, dk, dv, *((qdq, kdk) if gate_gradients else (None, None)), None, dskip)
 
 
-def _more(n_0: Tensor | None, dn_0: Tensor | None, dots: Tensor | None, cut: Segments) -> Tensor | None:
+def _more(of_n_0: Tensor | None, dots: Tensor | None, cut: Segments) -> Tensor | None:
     """Return what the gradient of the last n adds to X before segments (`Starts`), (segments, B, H), or None.
 
     Args:
+        of_n_0: n_0 . dn_0 (B, H), or None.
         dots: of that gradient, k.dk (B, H, T), or None.
     """
     if dots is None:
         return None
     begins = [TILE * cut.tiles_of(range(segment)) for segment in range(cut.count)]
     made = torch.nn.functional.pad(dots.cumsum(-1), (1, 0))[..., begins].movedim(-1, 0)
-    return (made if n_0 is None or dn_0 is None else made + (n_0 * dn_0).sum(-1)).contiguous()
+    return (made if of_n_0 is None else made + of_n_0).contiguous()
 
 
-def through_last_n(dn: Tensor, k: Tensor, dk: Tensor, log_gates: LogGates) -> tuple[Tensor, Tensor, Tensor]:
+def _through_last_n(
+    dn: Tensor, k: Tensor, dk: Tensor, log_gates: LogGates, places: WalkPlaces | None
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return dn_0, dk and k.dk (B, H, T) with what the gradient dn of n_last = sum_j w_j k_j + w_0 n_0 adds.
 
-    It is plain PyTorch, for it is rare.
+    It is plain PyTorch, for it is rare, of documents one after the other.
     """
-    reach = log_gates.log_f.flip(-1).cumsum(-1).flip(-1)  # from before each step to the end
-    weight = (torch.nn.functional.pad(reach[..., 1:], (0, 1)) + log_gates.log_i).exp()
+    log_f, log_i = log_gates[:2]
+    if places:
+        log_gates_of = (x.index_select(2, places.of_steps) for x in (log_f, log_i))
+        of_each = zip(*(split(x, places.lengths, 2) for x in (k, dk, *log_gates_of)), strict=True)
+        parts = [
+            _through_last_n(dn[n : n + 1], k_n, dk_n, LogGates(f_n, i_n, None), None)
+            for n, (k_n, dk_n, f_n, i_n) in enumerate(of_each)
+        ]
+        of_n, of_k, dots = zip(*parts, strict=True)
+        return torch.cat(of_n), torch.cat(of_k, 2), torch.cat(dots, 2)
+    reach = log_f.flip(-1).cumsum(-1).flip(-1)  # from before each step to the end
+    weight = (torch.nn.functional.pad(reach[..., 1:], (0, 1)) + log_i).exp()
     dots = weight * torch.einsum("bhtd,bhd->bht", k.float(), dn)
     dk = (dk.float() + weight[..., None] * dn[:, :, None]).to(dk.dtype)
-    return log_gates.log_f.sum(-1, keepdim=True).exp() * dn, dk, dots
+    return log_f.sum(-1, keepdim=True).exp() * dn, dk, dots
 
 
 def output(like: Tensor, heads: int) -> Tensor:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -14,20 +11,11 @@ from tflabench.kernels.scalar.plan import hopper as plans
 from tflabench.kernels.scalar.plan.hopper_shapes import ARCHITECTURE, DTYPES, refuses_sizes
 from tflabench.kernels.types import Gate
 
-from . import backward as walks_back
-from . import documents
-from . import forward as walks
+from .backward import backward
+from .documents import takes as takes_documents
+from .forward import empty_saved, forward
 
-
-def _of_either(sequences: Callable[..., Any], documents: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that is one of these, by the bounds of the options, its last argument."""
-    return lambda *args: (sequences if args[-1].bounds is None else documents)(*args)
-
-
-forward = _of_either(walks.forward, documents.forward)
-backward = _of_either(walks_back.backward, documents.backward)
-empty_saved = _of_either(walks.empty_saved, documents.empty_saved)
-takes_documents = documents.takes
+__all__ = ["backward", "empty_saved", "forward", "takes_documents"]
 
 
 def exchanges(gate: Gate) -> bool:

@@ -1,4 +1,4 @@
-"""Run the walks over documents that lie end to end along T, all documents in one launch.
+"""Lay out documents that lie end to end along T, for walks over all of them in one launch.
 
 A walk treats a document as a segment with states of its own. The tiles of a document begin at its first step. Its last
 tile can reach into the next documents. There its exponents x and y are -inf, so these steps change no state and have
@@ -22,29 +22,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tflabench.kernels.common.contract import Arguments, KernelOptions
+from tflabench.kernels.common.contract import KernelOptions
 from tflabench.kernels.common.cover import cdiv, next_power_of_2
-from tflabench.kernels.common.descriptors import aligned
 from tflabench.kernels.common.device import figures
 from tflabench.kernels.common.launching import enqueue
-from tflabench.kernels.common.packed import split
-from tflabench.kernels.common.places import Places, stream, tiles_of
+from tflabench.kernels.common.places import Places, stream
 from tflabench.kernels.common.sizes import Sizes
-from tflabench.kernels.common.tensors import shared
-from tflabench.kernels.scalar import gates
-from tflabench.kernels.scalar.gates import GradientSums, LogGates, RowSums
+from tflabench.kernels.scalar.gates import Exponents, RowSums
 from tflabench.kernels.scalar.plan import hopper as plans
 from tflabench.kernels.scalar.plan.hopper_segments import Segments
-from tflabench.kernels.scalar.plan.hopper_shapes import TILE, held
-from tflabench.kernels.state import State
-
-from .backward import WalkStates, as_given, in_walks, through_last_n
-from .crossings import Starts, through_tiles, tile_sums
-from .exponents import exponents
-from .forward import columns_of, initial_matrices, launch_walk, restored
-from .launch import WalkInputs
-from .normaliser import NormaliserTensors
-from .state import Matrices, States
+from tflabench.kernels.scalar.plan.hopper_shapes import TILE
 
 STATE_TILES = 3  # tiles in the time in which a program reads and writes a state
 ROWS = 16  # steps of a program of `_clear`
@@ -94,6 +81,13 @@ class WalkPlaces(Places):
             out, *out.stride()[1:3], self.added, count, H, d=d, BLOCK=next_power_of_2(d), ROWS=ROWS,
         )  # fmt: skip
 
+    def close_gaps(self, exponents: Exponents, m: Tensor | None) -> None:
+        """Let places without a step change no state and have an output of 0, and denominators of 1."""
+        for x in exponents[:2]:
+            x.index_fill_(2, self.empty, -math.inf)
+        if m is not None:
+            m.index_fill_(2, self.empty, 0.0)
+
     def row_sums(self, walk: plans.Walk) -> tuple[RowSums, RowSums]:
         """Return room for q.dq and k.dk, as `backward_dqk.empty_row_sums`, with zeros in gaps."""
         parts, H = walk.pieces, walk.sizes.heads
@@ -113,10 +107,9 @@ def _places(bounds: tuple[int, ...], device: torch.device, stream: int) -> WalkP
     return WalkPlaces.of_walks(bounds, device)
 
 
-def places_of(options: KernelOptions, device: torch.device) -> WalkPlaces:
-    """Return the places of the documents of a call."""
-    assert options.bounds
-    return _places(options.bounds, device, stream())
+def places_of(options: KernelOptions, device: torch.device) -> WalkPlaces | None:
+    """Return the places of the documents of a call; None for sequences."""
+    return _places(options.bounds, device, stream()) if options.bounds else None
 
 
 @lru_cache(64)
@@ -146,114 +139,3 @@ def takes(bounds: list[int], q: Tensor, v: Tensor, *, states: bool) -> bool:
     """Return whether these kernels are the fastest for documents of q, v (1, H, T, d) between bounds."""
     lengths = [end - begin for begin, end in pairwise(bounds)]
     return plans.takes_documents(Sizes.of(q, v), figures(v.device), lengths, states=states)
-
-
-def forward(arguments: Arguments, options: KernelOptions) -> tuple[Tensor, State | None, tuple[Tensor, ...]]:
-    """Return h, the last state of each document or None, and what `backward` needs in addition to the inputs."""
-    q, k, v, f, i, initial, _ = arguments
-    gate, scale = options.gate, options.scale
-    places = places_of(options, q.device)
-    plan = plans.of_documents(_sizes(q, v, places), figures(q.device), places.documents, normalise=gate.normalize)
-    q, k, v_aligned = aligned(-q if scale < 0 else q), aligned(k), aligned(v)
-    f, i = places.gates(f, i, gate, None if initial is None else initial.m)
-    shape = (1, v.shape[1], places.count)
-    log_f, m, e = exponents(f, i, gate, shape, None, abs(scale))
-    for x in (e.x, e.y):
-        x.index_fill_(2, places.empty, -math.inf)
-    h = torch.empty_like(v)
-    out = h if aligned(h) is h else torch.empty(v.shape, dtype=v.dtype, device=v.device)
-    places.clear(out)
-    sizes = held(Sizes.of(q, v))
-    before, after = initial_matrices(initial, sizes), Matrices()
-    if options.return_last_state:
-        shape = (places.documents, sizes.heads, sizes.d_qk, sizes.d_hv)
-        C = torch.empty(shape, dtype=torch.float32, device=v.device)
-        after = Matrices(C, C.new_empty(C.shape[:3]) if gate.normalize else None)
-    m_last = norm = None
-    if m is not None:
-        m_last = places.last_stabilisers(m)
-        m.index_fill_(2, places.empty, 0.0)  # for a denominator of 1
-    if gate.normalize:
-        lowest = torch.zeros_like(e.x) if m is None else m
-        norm = NormaliserTensors(lowest, torch.empty_like(e.x), before.n, after.n)
-    inputs = WalkInputs(q, k, v_aligned, e, None, places.table(sizes.heads, plan.h.programs // plan.h.pieces))
-    launch_walk(inputs, out, plan.h, states=States(before.C, after.C), norm=norm)
-    if out is not h:
-        h.copy_(out)
-    last = State(*columns_of(after, q, v), m_last) if options.return_last_state else None
-    log_gates = () if log_f is None else (log_f,)
-    return h, last, (*log_gates, e.x if norm is None else norm.x_backward, e.y, e.g)
-
-
-def backward(
-    dh: Tensor, d_last: State | None, arguments: Arguments, saved: tuple[Tensor, ...], options: KernelOptions
-) -> tuple[Tensor | None, ...]:
-    """Return gradients (dq, dk, dv, df, di, dC_0, dn_0), None for what is absent."""
-    q, k, v, f, i, initial, _ = arguments
-    gate, scale = options.gate, options.scale
-    places, H = places_of(options, q.device), v.shape[1]
-    log_f, e, _ = restored(gate, saved)
-    plan = plans.of_documents(
-        _sizes(q, v, places), figures(q.device), places.documents, gate_gradients=options.gate_gradients
-    )  # fmt: skip
-    q, k, v, dh = aligned(-q if scale < 0 else q), aligned(k), aligned(v), aligned(dh)
-    sizes = held(Sizes.of(q, v))
-    C_0, _ = initial_matrices(initial, sizes)
-    dC, _ = initial_matrices(d_last, sizes)
-    n_0, dn = (None if state is None or state.n is None else state.n.float() for state in (initial, d_last))
-    dC_0 = None if C_0 is None else torch.empty_like(C_0)
-    dq, dk, dv, qdq, kdk, _, _ = in_walks(
-        WalkInputs(q, k, v, e, None), dh, plan.walks, WalkStates(C_0, dC, dC_0),
-        gate_gradients=options.gate_gradients, places=places,
-    )  # fmt: skip
-    df = di = dn_0 = dots = None
-    f_placed, i_placed = places.gates(f, i, gate, None if initial is None else initial.m)
-    if dn is not None:
-        every = gates.log_gates(f_placed, i_placed, gate, (1, H, places.count), None)
-        dn_0, dk, dots = _through_last_n(dn, shared(k, H), dk, every, places)
-    elif n_0 is not None:
-        dn_0 = torch.zeros_like(n_0)
-    if options.gate_gradients:
-        assert qdq
-        assert kdk
-        if dots is not None:
-            spread = dots.new_zeros((1, H, places.count)).index_copy_(2, places.of_steps, dots)
-            kdk = RowSums(torch.cat([spread[None], kdk.every]), kdk.within)
-        starts = None
-        if d_last is not None:
-            of_n = None if n_0 is None or dn_0 is None else (n_0 * dn_0).sum(-1)
-            starts = Starts(C_0, dC_0, more=of_n)
-        of_tiles = tile_sums(qdq, kdk, places.cut, starts, documents=True)
-        sums = GradientSums(qdq, kdk, through_tiles(of_tiles, e.g, places.cut, places.gaps), TILE)
-        df, di = places.of_gates(gates.gate_gradients(f_placed, i_placed, gate, log_f, sums, overlap=True))
-    return as_given((-dq if scale < 0 else dq, dk, dv, df, di, dC_0, dn_0), arguments)
-
-
-def empty_saved(q: Tensor, v: Tensor, options: KernelOptions) -> tuple[Tensor, ...]:
-    """Return what `forward` saves, uninitialised."""
-    assert options.bounds
-    H, tiles = v.shape[1], tiles_of(options.bounds, TILE)
-    steps = (1, H, tiles * TILE)
-    shapes = [*[steps] * (2 + options.gate.stabilized), (1, H, tiles)]
-    return tuple(q.new_empty(shape, dtype=torch.float32) for shape in shapes)
-
-
-def _sizes(q: Tensor, v: Tensor, places: WalkPlaces) -> Sizes:
-    return Sizes.of(q, v)._replace(steps=places.count)
-
-
-def _through_last_n(
-    dn: Tensor, k: Tensor, dk: Tensor, log_gates: LogGates, places: WalkPlaces
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return what `through_last_n` does, of each document."""
-    log_f, log_i = (x.index_select(2, places.of_steps) for x in log_gates[:2])
-    lengths = places.lengths
-    of_n: list[Tensor] = []
-    of_k: list[Tensor] = []
-    dots: list[Tensor] = []
-    parts = zip(dn.split(1), *(split(x, lengths, 2) for x in (k, dk, log_f, log_i)), strict=True)
-    for dn_n, k_n, dk_n, log_f_n, log_i_n in parts:
-        made = through_last_n(dn_n, k_n, dk_n, LogGates(log_f_n, log_i_n, None))
-        for found, x in zip((of_n, of_k, dots), made, strict=True):
-            found.append(x)
-    return torch.cat(of_n), torch.cat(of_k, 2), torch.cat(dots, 2)

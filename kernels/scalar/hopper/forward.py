@@ -28,13 +28,16 @@ from tflabench.kernels.common.contract import Arguments, KernelOptions
 from tflabench.kernels.common.descriptors import aligned
 from tflabench.kernels.common.device import figures_of
 from tflabench.kernels.common.launching import enqueue
+from tflabench.kernels.common.places import tiles_of
 from tflabench.kernels.common.sizes import Sizes
 from tflabench.kernels.scalar.gates import Exponents
 from tflabench.kernels.scalar.plan import hopper as plans
+from tflabench.kernels.scalar.plan.hopper_shapes import TILE
 from tflabench.kernels.state import State
 from tflabench.kernels.types import Gate
 
 from .config import WalkConfig
+from .documents import WalkPlaces, places_of
 from .exponents import exponents
 from .launch import WalkInputs, descriptor, pointers, shares_lines
 from .normaliser import NormaliserTensors, multiply_by_normaliser, normaliser_partition
@@ -234,28 +237,34 @@ def forward(arguments: Arguments, options: KernelOptions) -> tuple[Tensor, State
             strides.
         options: chunk_size is a multiple of 64; one of T or more makes no state at all. `state_dtype` has no effect:
             states are float32. Without `return_last_state` the last of several segments needs no state pass. With
-            `cut_freely` states are saved for backward's chunk size, and h may cut the sequence otherwise.
+            `cut_freely` states are saved for backward's chunk size, and h may cut the sequence otherwise. Of documents
+            (`bounds`) the last state is that of each, gates and exponents are by places, and there is no skip.
     """
     q, k, v, f, i, initial, skip = arguments
     gate, scale, return_last_state = options.gate, options.scale, options.return_last_state
     B, H, T, _ = v.shape
-    plan = plans.forward(
-        Sizes.of(q, v), figures_of(q, options), options.chunk_size,
-        normalise=gate.normalize, end=return_last_state, cut_freely=options.cut_freely,
-        exchanges=options.exchange is not None,
-    )  # fmt: skip
+    places, m_0 = places_of(options, q.device), None if initial is None else initial.m
+    plan = _plan(q, v, places, options)
     sizes = plan.h.sizes
-    kept = None if plan.h.kept is None else _empty_states(sizes, plan.h.kept.count, q.device)
+    kept = None if plan.h.kept is None else _empty_states(sizes, B, plan.h.kept.count, q.device)
     # First, for h may read copies before it waits for a kernel (`WalkConfig.load_early`).
     q, k, v_aligned, skip = aligned(-q if scale < 0 else q), aligned(k), aligned(v), weights(skip)
-    log_f, m, e = exponents(f, i, gate, (B, H, T), None if initial is None else initial.m, abs(scale))
+    if places:
+        T, (f, i), m_0 = places.count, places.gates(f, i, gate, m_0), None
+    log_f, m, e = exponents(f, i, gate, (B, H, T), m_0, abs(scale))
+    m_last = None if m is None else places.last_stabilisers(m) if places else m[:, :, -1]
     h = torch.empty_like(v)
     out = h if aligned(h) is h else torch.empty(v.shape, dtype=v.dtype, device=v.device)
+    table = None
+    if places:
+        table = places.table(H, plan.h.programs // plan.h.pieces)
+        places.close_gaps(e, m)
+        places.clear(out)
     norm = None
     if gate.normalize:
         lowest = torch.zeros((B, H, T), dtype=torch.float32, device=q.device) if m is None else m
         norm = NormaliserTensors(lowest, torch.empty_like(e.x), None, None)
-    inputs = WalkInputs(q, k, v_aligned, e, skip)
+    inputs = WalkInputs(q, k, v_aligned, e, skip, table)
 
     def launch(walk: plans.Walk, initial: Matrices, final: Matrices, **options: Any) -> None:
         """Write h, out of the states before segments, and the states after them."""
@@ -272,16 +281,29 @@ def forward(arguments: Arguments, options: KernelOptions) -> tuple[Tensor, State
         end, saved = states.end, saved or (states.starts.C,)
     else:
         if return_last_state:
-            C = _empty_states(sizes, 1, q.device)[:, :, 0]
+            C = _empty_states(sizes, places.documents if places else B, 1, q.device)[:, :, 0]
             end = Matrices(C, C.new_empty(C.shape[:3]) if gate.normalize else None)
         launch(plan.h, before, end)
     if out is not h:
         h.copy_(out)
     state = None
     if return_last_state:
-        state = State(*columns_of(end, q, v), None if m is None else m[:, :, -1].contiguous())
+        state = State(*columns_of(end, q, v), None if m_last is None else m_last.contiguous())
     log_gates = () if log_f is None else (log_f,)
     return h, state, (*log_gates, e.x if norm is None else norm.x_backward, e.y, e.g, *saved)
+
+
+def _plan(q: Tensor, v: Tensor, places: WalkPlaces | None, options: KernelOptions) -> plans.Forward:
+    """Return what forward launches."""
+    sizes, device, normalise = Sizes.of(q, v), figures_of(q, options), options.gate.normalize
+    if places:
+        sizes = sizes._replace(steps=places.count)
+        return plans.of_documents(sizes, device, places.documents, normalise=normalise)[0]
+    return plans.forward(
+        sizes, device, options.chunk_size,
+        normalise=normalise, end=options.return_last_state, cut_freely=options.cut_freely,
+        exchanges=options.exchange is not None,
+    )  # fmt: skip
 
 
 def _walk_segments(
@@ -308,15 +330,19 @@ def _walk_segments(
     return states
 
 
-def _empty_states(sizes: Sizes, count: int, device: torch.device) -> Tensor:
-    """Return room for `count` matrices C a head, (B, H, count, d_qk, d_hv) float32."""
-    shape = (sizes.batch, sizes.heads, count, sizes.d_qk, sizes.d_hv)
+def _empty_states(sizes: Sizes, batch: int, count: int, device: torch.device) -> Tensor:
+    """Return room for `count` matrices C a head, (batch, H, count, d_qk, d_hv) float32."""
+    shape = (batch, sizes.heads, count, sizes.d_qk, sizes.d_hv)
     return torch.empty(shape, dtype=torch.float32, device=device)
 
 
 def empty_saved(q: Tensor, v: Tensor, options: KernelOptions) -> tuple[Tensor, ...]:
     """Return what `forward` saves, uninitialised (`plans.saved`)."""
-    shapes = plans.saved(Sizes.of(q, v), options.chunk_size, stabilised=options.gate.stabilized)
+    sizes, chunk_size = Sizes.of(q, v), options.chunk_size
+    if options.bounds:
+        sizes = sizes._replace(steps=TILE * tiles_of(options.bounds, TILE))
+        chunk_size = sizes.steps
+    shapes = plans.saved(sizes, chunk_size, stabilised=options.gate.stabilized)
     return tuple(q.new_empty(shape, dtype=torch.float32) for shape in shapes)
 
 

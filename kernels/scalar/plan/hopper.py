@@ -391,31 +391,25 @@ def _backward_walks(walk: Callable[..., Walk], d_qk: int, d_hv: int, *, gate_gra
     return dq, walk("dk", d_hv, d_qk, sums=sums), walk("dv", d_qk, d_hv)
 
 
-class OfDocuments(NamedTuple):
-    """Name the launches for documents that lie end to end along T, each a segment that has states of its own."""
-
-    h: Walk
-    walks: tuple[Walk, ...]
-
-
 @lru_cache(1024)
 def of_documents(
     sizes: Sizes, device: Device, count: int, *, normalise: bool = False, gate_gradients: bool = False
-) -> OfDocuments:
-    """Return what `count` documents launch.
+) -> tuple[Forward, Backward]:
+    """Return what `count` documents launch that lie end to end along T, each a segment that has states of its own.
 
     Args:
         sizes: of one sequence, whose steps are those of all tiles.
         gate_gradients: with row sums, of which those of the gates are made.
     """
-    sizes = held(sizes)
+    asked, sizes = sizes, held(sizes)
     cut, d_qk, d_hv = Segments(cdiv(sizes.steps, TILE), 1, count), sizes.d_qk, sizes.d_hv
 
     def walk(name: str, columns: int, rows: int, **others: Any) -> Walk:
         return Walk(name, sizes, columns, rows, cut, range(count), device.multiprocessors, **others)
 
     walks = _backward_walks(walk, d_qk, d_hv, gate_gradients=gate_gradients)
-    return OfDocuments(walk("h", d_qk, d_hv, normalise=normalise), walks)
+    forward = Forward(cut, None, None, walk("h", d_qk, d_hv, normalise=normalise))
+    return forward, Backward(asked, cut, None, walks)
 
 
 def takes_documents(sizes: Sizes, device: Device, lengths: list[int], *, states: bool) -> bool:
@@ -428,7 +422,7 @@ def takes_documents(sizes: Sizes, device: Device, lengths: list[int], *, states:
     Args:
         states: whether states go in or out.
     """
-    walk = of_documents(sizes, device, len(lengths)).h
+    walk = of_documents(sizes, device, len(lengths))[0].h
     at_once = walk.programs // walk.pieces
     pays = one_launch_pays(at_once, sizes, lengths, states=states, longer=LONGER)
     return pays and (states or heads_together(held(sizes)) == 1)
