@@ -61,7 +61,7 @@ import tflabench.kernels.scalar.hopper as hopper
 from tflabench.kernels.common import device
 from tflabench.kernels.common.cover import cdiv, next_power_of_2
 from tflabench.kernels.common.sizes import Device
-from tflabench.kernels.scalar.hopper import backward, config, documents, forward, segment_states, tiles
+from tflabench.kernels.scalar.hopper import backward, config, documents, segment_states, tiles
 from tflabench.kernels.scalar.hopper.config import CarryConfig
 from tflabench.kernels.scalar.hopper.segment_states import CarriedStates
 
@@ -577,7 +577,7 @@ class Carry:
 
 
 def run_on_chip(multiprocessors: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (forward, backward, documents):
+    for module in (device, documents):
         monkeypatch.setattr(module, "figures", lambda _device: Device(90, multiprocessors))
 
 
