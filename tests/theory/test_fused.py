@@ -334,7 +334,7 @@ def test_bytes_and_programs_are_those_the_host_code_launches(
     monkeypatch.setattr(forward, "exponents", lambda *_: (None, None, made))
     monkeypatch.setattr(backward, "empty_row_sums", row_sums)
     monkeypatch.setattr(backward, "sum_shared", sum_shared)
-    monkeypatch.setattr(backward, "tile_sums", lambda *_: None)
+    monkeypatch.setattr(backward, "tile_sums", lambda *_, **__: None)
     monkeypatch.setattr(backward, "through_tiles", lambda *_: None)
     monkeypatch.setattr(backward.gates, "gate_gradients", lambda f, i, *_, overlap: (f, i))
 
