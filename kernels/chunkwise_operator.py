@@ -21,7 +21,7 @@ from .common.operators import FIRST_ORDER, Gradients, constant_to_compilers, tup
 from .common.tensors import shared, sum_shared
 from .families import FAMILIES
 from .mamba2.epilogue import skip_and_gate, skip_gradients
-from .state import State
+from .state import State, gradient_of_state
 from .types import Gating
 
 
@@ -200,10 +200,7 @@ def _forward(  # noqa: PLR0913  an operator's schema
         return_last_state=return_last_state, cut_freely=chunk_size is None and backward, bounds=tuple_of(bounds),
     )  # fmt: skip
     adds_skip = kernels.adds_skip and bounds is None
-    initial = None if C is None else State(C, n, m)
-    if not kernels.shares_heads:
-        q, k = (shared(x, v.shape[1]) for x in (q, k))
-    arguments = Arguments(q, k, v, f, i, initial, skip if adds_skip else None)
+    arguments = kernels.taken(Arguments.of(q, k, v, f, i, C, n, m, skip if adds_skip else None))
     h, last, saved = kernels.forward(arguments, options)
     if not adds_skip:
         h = skip_and_gate(h, v, skip, None, head_axis=1)
@@ -261,13 +258,8 @@ def _backward(  # noqa: PLR0913  an operator's schema
         q, v, scale, temperature, chunk_size, backward, setup, gate_gradients=gate_gradients, bounds=tuple_of(bounds)
     )
     adds_skip = kernels.adds_skip and bounds is None
-    if dC_last is None and dn_last is not None:
-        dC_last = dn_last.new_zeros(*dn_last.shape, v.shape[-1])
-    d_last = None if dC_last is None else State(dC_last, dn_last)
-    initial = None if C is None else State(C, n, m)
-    queries, keys = (q, k) if kernels.shares_heads else (shared(x, v.shape[1]) for x in (q, k))
-    arguments = Arguments(queries, keys, v, f, i, initial, skip if adds_skip else None)
-    grads = kernels.backward(dh, d_last, arguments, tuple(saved), options)
+    arguments = kernels.taken(Arguments.of(q, k, v, f, i, C, n, m, skip if adds_skip else None))
+    grads = kernels.backward(dh, gradient_of_state(dC_last, dn_last, v.shape[-1]), arguments, tuple(saved), options)
     dq, dk, *others = grads
     assert dq is not None
     assert dk is not None

@@ -27,9 +27,8 @@ from .backends import reference_of
 from .common.contract import Arguments, KernelOptions, Kernels
 from .common.packed import bounds as bounds_of
 from .common.packed import joined, numbers
-from .common.tensors import shared
 from .scalar.reference import M_FLOOR
-from .state import State, zero_state
+from .state import State, gradient_of_state, zero_state
 from .types import Gating
 
 MESSAGE = 4096  # bytes in which a rank says what it is called with
@@ -232,8 +231,9 @@ class Chain:
         """
         if not self.crossed:
             return None
-        end = _with_finite_m(end or self._zero())
-        tensors, self._m = _present(end), end.m
+        end = end or self._zero()
+        self._m = None if end.m is None else end.m.clamp(min=M_FLOOR)
+        tensors = _present(end._replace(m=self._m))
         passed = any(span.passes for span in self.of_ranks)
         rows = self._gathered([*tensors, self._decay()] if passed else tensors, first=True)
         self._decays = [row[-1].clone() for row in rows] if passed else []
@@ -288,10 +288,6 @@ class Chain:
 
 def _present(state: State) -> list[Tensor]:
     return [x for x in state if x is not None]
-
-
-def _with_finite_m(state: State) -> State:
-    return state if state.m is None else state._replace(m=state.m.clamp(min=M_FLOOR))
 
 
 def _carried(state: State, decay: Tensor, m: Tensor | None = None) -> State:
@@ -410,11 +406,14 @@ class _Crossing(torch.autograd.Function):
         """Return gradients of `inside` and of the tensors of the pieces' calls."""
         chain: Chain = ctx.chain
         kept = iter(ctx.saved_tensors)
-        calls = [_call([next(kept) for _ in range(8)]) for _ in ctx.pieces]
+        calls = [Arguments.of(*(next(kept) for _ in range(8))) for _ in ctx.pieces]
         pieces: list[Piece] = [piece._replace(call=call) for piece, call in zip(ctx.pieces, calls, strict=True)]
         saved = [tuple(next(kept) for _ in range(count)) for count in ctx.counts]
         dh = [torch.zeros_like(call.v) if x is None else x for call, x in zip(calls, grads[::4], strict=False)]
-        d_last = [_gradient_of_state(grads[4 * n + 1], grads[4 * n + 2], call.v) for n, call in enumerate(calls)]
+        d_last = [
+            gradient_of_state(dC, dn, call.v.shape[-1])
+            for call, dC, dn in zip(calls, grads[1::4], grads[2::4], strict=False)
+        ]
 
         def exchange(of_start: State | None) -> State | None:
             of_end = chain.gradient(of_start if chain.here.enters else None)
@@ -436,17 +435,6 @@ class _Crossing(torch.autograd.Function):
 
 def _flat(call: Arguments) -> list[Tensor | None]:
     return [*call[:5], *(call.initial or (None, None, None))]
-
-
-def _call(tensors: Sequence[Tensor | None]) -> Arguments:
-    q, k, v, f, i, C, n, m = cast("Any", tensors)
-    return Arguments(q, k, v, f, i, None if C is None else State(C, n, m))
-
-
-def _gradient_of_state(dC: Tensor | None, dn: Tensor | None, v: Tensor) -> State | None:
-    if dC is None and dn is not None:
-        dC = dn.new_zeros((*dn.shape, v.shape[-1]))
-    return None if dC is None else State(dC, dn)
 
 
 # --- A call -----------------------------------------------------------------------------------------------------------
@@ -492,7 +480,7 @@ def run(
     of_ranks = spans(bounds or [0, sum(lengths)], lengths)
 
     def decay() -> Tensor:
-        return decay_of(*of_all, _for_kernels(call, of_all[0]))
+        return decay_of(*of_all, of_all[0].taken(call))
 
     chain = Chain(ranks, of_ranks, functools.partial(zero, v.shape[0]), decay)
     here, count = chain.here, len(chain.here.bounds) - 1
@@ -510,7 +498,7 @@ def run(
             of_piece = _documents(call, here, n, n + 1) if bounds else call
             enters = here.enters and n == 0
             run_by, with_options = kernels(of_piece, backward) if bounds else of_all
-            of_piece = _for_kernels(of_piece._replace(initial=None) if enters else of_piece, run_by)
+            of_piece = run_by.taken(of_piece._replace(initial=None) if enters else of_piece)
             pieces.append(Piece(run_by, with_options, of_piece, enters, here.leaves and n == count - 1))
         anchor = call.v.new_empty(0).requires_grad_(backward)
         *made, h_inside = _Crossing.apply(
@@ -532,12 +520,4 @@ def _documents(call: Arguments, here: Span, first: int, last: int) -> Arguments:
     begin, end = here.bounds[first], here.bounds[last]
     tensors = [x if x is None or x.dim() == 1 else x[:, :, begin:end] for x in call[:5]]
     states = (None if x is None else x[here.first + first : here.first + last] for x in call.initial or (None,) * 3)
-    return _call([*tensors, *states])
-
-
-def _for_kernels(call: Arguments, kernels: Kernels) -> Arguments:
-    """Return the call with a copy of q and k for each head of v, where kernels need that."""
-    if kernels.shares_heads:
-        return call
-    heads = call.v.shape[1]
-    return call._replace(q=shared(call.q, heads), k=shared(call.k, heads))
+    return Arguments.of(*cast("Any", (*tensors, *states)))

@@ -53,6 +53,13 @@ def zero_state(
     return State(C, n if gate.normalize else None, m if gate.stabilized else None)
 
 
+def gradient_of_state(dC: Tensor | None, dn: Tensor | None, d_hv: int) -> State | None:
+    """Return the gradient of a state by those of C and n, zero for a C that nothing depends on; None for neither."""
+    if dC is None and dn is not None:
+        dC = dn.new_zeros((*dn.shape, d_hv))
+    return None if dC is None else State(dC, dn)
+
+
 def float_matrix(state: State | None) -> Tensor | None:
     """Return C as kernels read it: float32, contiguous; None for no state."""
     return None if state is None else state.C.float().contiguous()

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from tflabench.kernels.common.tensors import shared
 from tflabench.kernels.state import State
 
 
@@ -30,6 +31,14 @@ class Arguments(NamedTuple):
     i: Tensor | None = None
     initial: State | None = None
     skip: Tensor | None = None
+
+    @classmethod
+    def of(
+        cls, q: Tensor, k: Tensor, v: Tensor, f: Any, i: Tensor | None,
+        C: Tensor | None, n: Tensor | None, m: Tensor | None, skip: Tensor | None = None,
+    ) -> Arguments:  # fmt: skip
+        """Return the tensors of a call whose state is given as its own; there is none without C."""
+        return cls(q, k, v, f, i, None if C is None else State(C, n, m), skip)
 
 
 class KernelOptions(NamedTuple):
@@ -101,6 +110,13 @@ class Kernels(NamedTuple):
     auto_from: int = 0
     takes_documents: Callable[..., bool] | None = None
     exchanges: Callable[[Any], bool] = lambda gate: True
+
+    def taken(self, call: Arguments) -> Arguments:
+        """Return the call with a copy of q and k for each head of v, where these kernels need that."""
+        if self.shares_heads:
+            return call
+        heads = call.v.shape[1]
+        return call._replace(q=shared(call.q, heads), k=shared(call.k, heads))
 
     @classmethod
     def of(cls, module: ModuleType, **properties: Any) -> Kernels:
