@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from commands import CPU, document, on_a_cpu, output, refused
+from commands import CPU, document, on_a_cpu, refused
 
 from tflabench.bench import machine
 from tflabench.bench.machine import Machine
@@ -42,12 +42,6 @@ def test_json_has_what_was_refused_and_how_far_to_trust_the_rest():
         within = row["model_ms_lower"] <= row["call_ms"] <= row["model_ms_upper"]
         assert (row["outside_bounds"] is None) == within
     assert result["gpu"]["capability"] == [8, 0]
-
-
-def test_it_draws_the_frontier_where_it_is_asked_to(tmp_path):
-    output("advise", "--gpu", "A100", "--out", str(tmp_path / "advice.svg"))
-    assert (tmp_path / "advice.svg").stat().st_size > 10_000
-    assert "A100 SXM 80GB is not here: all this is theory." in (tmp_path / "advice.txt").read_text()
 
 
 def test_measured_advice_ranks_by_what_it_measured(monkeypatch):

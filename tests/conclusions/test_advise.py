@@ -8,8 +8,6 @@ import pytest
 
 from tflabench.conclusions import advise
 from tflabench.conclusions.advise import CallMemory, Candidate, Demand, Refused
-from tflabench.figures.memory_frontier import draw
-from tflabench.figures.model import Curve, Mark, Rule
 from tflabench.implementations import registry
 from tflabench.implementations.adapter import Implementation
 from tflabench.problem import InputError, Problem
@@ -216,23 +214,3 @@ def test_gla_is_advised_by_the_papers_bound():
     for choice in found.ranked:
         if choice.kernel.name == "tfla_gla_xl":  # the fused kernels have counts of their own
             assert choice.call_s == pytest.approx(float(counted.time(choice.problem.chunk_size).upper))
-
-
-def test_the_frontier_has_a_line_a_kernel_that_falls_with_memory():
-    given = advise.advice(Demand(FIG_4, memory_bytes=4 * GIB), hardware.find("A100"), ["sig", "exp"], "cuda")
-    figure = draw(given, "a setting", ["a source"])
-    (panel,) = figure.panels
-    lines = {item.label: item for item in panel.items if isinstance(item, Curve)}
-    names = [name for label in lines for name in label.split(", ")]
-    assert sorted(names) == sorted({choice.kernel.name for choice in given.considered if choice.fits})
-    assert len(lines) < len(names), "lines on each other are one"
-    for line in lines.values():
-        assert list(line.x) == sorted(line.x)
-        assert list(line.y) == sorted(line.y, reverse=True)
-    best = given.ranked[0]
-    (ring,) = (item for item in panel.items if isinstance(item, Mark) and item.ring)
-    assert (ring.x, ring.y) == pytest.approx((best.memory_bytes / GIB, best.step_s * 1e3))
-    assert figure.title.startswith(f"{best.kernel.name} at L = {best.problem.chunk_size} is recommended: ")
-    (rule,) = (item for item in panel.items if isinstance(item, Rule))
-    assert (rule.label, rule.value) == ("4 GiB allowed", 4)
-    assert figure.caption[-1] == "a source"

@@ -7,13 +7,12 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from figure_cases import advice, gains, profile, tradeoff
+from figure_cases import gains, tradeoff
 from figure_rows import SWEEPS, made
 from matplotlib.text import Text
 from synthetic import row
 
-from tflabench.figures import gain_maps, memory_frontier, paper
-from tflabench.figures import profile as profiles
+from tflabench.figures import gain_maps, paper
 from tflabench.figures.matplotlib_renderer import draw
 from tflabench.figures.model import Curve, Figure, Rule
 from tflabench.figures.roofline import of_gpus
@@ -35,8 +34,6 @@ FIGURES: dict[str, Callable[[], Figure]] = {
     "optimal-chunk": lambda: paper.runtime_over_chunk_size(tradeoff(), 512, "mLSTMsig on H100 SXM", 8 * 2**30),
     "roofline": roofline,
     "transfer": lambda: gain_maps.heat_maps("3", *gains("3")),
-    "profile": lambda: profiles.draw(profile(), "mLSTMsig TFLA xl_chunk: T = 4096", ["a source"]),
-    "advice": lambda: memory_frontier.draw(advice(), "forward on A100 SXM 80GB: T = 8192", ["a source"]),
     **{name: partial(lambda name: next(iter(made(SWEEPS[name]).values())), name) for name in ("many", "one_point")},
     "gates": lambda: made(SWEEPS["gates"], ["gates"])["gates-kda"],
 }

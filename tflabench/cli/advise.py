@@ -6,13 +6,11 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from itertools import groupby
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from tflabench.bench.machine import chosen_gpu
 from tflabench.cli.common import app, options
 from tflabench.cli.common.console import RenderableType, emit
-from tflabench.cli.common.paths import out_file, write_drawn
 from tflabench.conclusions.tables import FittedTable, TableColumn
 from tflabench.problem import DeviceKind, InputError, Problem, size_in_words
 
@@ -73,7 +71,6 @@ def advise(  # noqa: PLR0913  options
     timeout: options.Timeout = 120.0,
     top: Top = 10,
     plugin: options.Plugin = None,
-    plot: Annotated[Path | None, out_file("advise.png", "nothing is drawn")] = None,
     as_json: options.Json = False,
 ) -> None:
     """Rank kernels, chunk sizes and batches for a model, a GPU and its memory, by theory or by measurement.
@@ -105,10 +102,6 @@ def advise(  # noqa: PLR0913  options
         advice = ranking(chosen_gpu(gpu, dtype, peak_tflops, bandwidth_tbs), "cuda")
     advice.require_fit()
     notes = _notes(advice, here, measure)
-    if plot:
-        from tflabench.figures.memory_frontier import draw
-
-        write_drawn(draw(advice, _title(advice), notes), plot)
     document = _document(advice, notes)
     emit(document, _text(advice, document, top), as_json)
 

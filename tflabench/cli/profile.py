@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from tflabench.cli.common import app, options
 from tflabench.cli.common.console import RenderableType, emit
-from tflabench.cli.common.paths import out_file, write_drawn
+from tflabench.cli.common.paths import out_file
 from tflabench.conclusions.tables import FittedTable, TableColumn
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 MOST_ROWS = 20  # of a table of operators
 LONGEST_NAME = 48  # characters of a kernel's
 NUMBER = ",.4g"
+TORCH_KERNEL = re.compile(r"\b(\w*[Ff]unctor\w*|\w+_kernel_(?:cuda|impl))\b")
 
 
 def _size(line: str, default: str, *names: str) -> Any:
@@ -63,7 +65,6 @@ def profile(  # noqa: PLR0913  options
     calls: Calls = 7,
     count: Counters = True,
     timeout: ProfilerTimeout = 300.0,
-    out: Annotated[Path | None, out_file("profile.png", "nothing is drawn")] = None,
     keep: Keep = None,
     as_json: options.Json = False,
 ) -> None:
@@ -81,10 +82,6 @@ def profile(  # noqa: PLR0913  options
     point = profiles.chosen_point(machine, given, chunk_size=chunk_size, pass_=pass_)
     options = {"calls": calls, "count": count, "timeout_s": timeout, "plugins": plugin or (), "keep": keep}
     seen = profiles.profile(point, machine, **options)
-    if out:
-        from tflabench.figures.profile import draw
-
-        write_drawn(draw(seen, _title(seen), [_footer(seen)]), out)
     emit(_document(seen), _text(seen), as_json)
 
 
@@ -95,15 +92,6 @@ def _title(seen: Profile) -> str:
         f"{seen.point.implementation.title}, {p.pass_}: T = {p.seq_len}, batch {p.batch}, {p.heads} heads, "
         f"d_qk = {p.d_qk}, d_hv = {p.d_hv}{chunk}, {p.dtype}"
     )
-
-
-def _footer(seen: Profile) -> str:
-    parts = [seen.machine.name, "time: torch profiler"]
-    if seen.machine.kind == "cuda":
-        parts[1] += ", L2 flushed before each call"
-    if seen.counted:
-        parts.append("counters: Nsight Compute, caches emptied before each kernel")
-    return " · ".join(parts)
 
 
 def _text(seen: Profile) -> Iterator[RenderableType]:
@@ -134,16 +122,14 @@ def _text(seen: Profile) -> Iterator[RenderableType]:
 
 def _parts_table(seen: Profile) -> FittedTable:
     """Return a line a GPU kernel or operator, the longest first: launches, time and share."""
-    from tflabench.figures.profile import PARTS, short
-
     parts = sorted(seen.parts, key=lambda part: -part["ms"])
     summed, rest = sum(part["ms"] for part in parts), parts[MOST_ROWS:]
-    rows = [part | {"name": short(part["name"], LONGEST_NAME)} for part in parts[:MOST_ROWS]]
+    rows = [part | {"name": _short(part["name"])} for part in parts[:MOST_ROWS]]
     if rest:
         rows += [{"name": f"{len(rest)} others", "launches": None, "ms": sum(part["ms"] for part in rest)}]
     rows += [{"name": "sum", "launches": None, "ms": summed}]
     columns = [
-        TableColumn(PARTS[seen.machine.kind], "name"),
+        TableColumn("GPU kernel" if seen.machine.kind == "cuda" else "operator", "name"),
         TableColumn("launches", "launches", "d"),
         TableColumn("ms", "ms", ".4g"),
         TableColumn("share", lambda row: row["ms"] / summed, ".1%"),
@@ -153,10 +139,8 @@ def _parts_table(seen: Profile) -> FittedTable:
 
 def _counted_table(kernels: Sequence[KernelCounters]) -> FittedTable:
     """Return a line a GPU kernel with its counters."""
-    from tflabench.figures.profile import short
-
     columns = [
-        TableColumn("GPU kernel, counted", lambda kernel: short(kernel.name, LONGEST_NAME)),
+        TableColumn("GPU kernel, counted", lambda kernel: _short(kernel.name)),
         TableColumn("ms", lambda kernel: kernel.ms, ".4g"),
         TableColumn("DRAM\nMB", lambda kernel: _in(1e6, kernel.dram_bytes), NUMBER),
         TableColumn("GB/s", lambda kernel: _in(kernel.ms * 1e6, kernel.dram_bytes), NUMBER, drop=2),
@@ -169,10 +153,8 @@ def _counted_table(kernels: Sequence[KernelCounters]) -> FittedTable:
 
 def _expected_table(seen: Profile) -> FittedTable:
     """Return a line a GPU kernel: what the calibrated model says, and what was counted."""
-    from tflabench.figures.profile import short
-
     columns = [
-        TableColumn("GPU kernel", lambda pair: short(pair[0].name, LONGEST_NAME)),
+        TableColumn("GPU kernel", lambda pair: _short(pair[0].name)),
         TableColumn("makes", lambda pair: pair[1].name),
         TableColumn("model\nms", lambda pair: pair[1].ms, NUMBER),
         TableColumn("counted\nms", lambda pair: pair[0].ms, NUMBER),
@@ -202,6 +184,23 @@ def _sources_table(seen: Profile) -> FittedTable:
         TableColumn("time\nms", lambda source: source[3], ">"),
     ]
     return FittedTable(columns, sources)
+
+
+def _short(name: str) -> str:
+    """Return a kernel's name of at most LONGEST_NAME characters, without C++ namespaces and arguments.
+
+    A kernel of torch is named by what it computes.
+    """
+    number = match[0] if (match := re.search(r" #\d+$", name)) else ""
+    bare = name.removesuffix(number).removeprefix("void ")
+    bare = bare.replace("<unnamed>::", "").replace("(anonymous namespace)::", "")
+    if not bare.startswith(("aten::", "at::")):
+        bare = bare.partition("<")[0].partition("(")[0]
+    elif bare.startswith("at::"):
+        computes = [word for word in TORCH_KERNEL.findall(bare) if word != "BinaryFunctor"]
+        bare = computes[0] if computes else bare.partition("<")[0].partition("(")[0].split("::")[-1]
+    room = LONGEST_NAME - len(number)
+    return (bare if len(bare) <= room else bare[: room - 1] + "…") + number
 
 
 def _in(unit: float, value: float | None) -> float | None:

@@ -93,15 +93,6 @@ def logarithmic(label: str, *values: float, room: float = 0.0) -> Axis:
     return Axis(label, "log", limits, log_ticks(*limits))
 
 
-def around(label: str, *values: float) -> Axis:
-    """Return an axis with margins around values, logarithmic where they differ by more than four times."""
-    low, high = min(values), max(values)
-    if high > 4 * low:
-        return logarithmic(label, low, high)
-    room = 3 * MARGIN * ((high - low) or high)
-    return linear(label, low - room, high + room)
-
-
 def held(items: Iterable[Item]) -> list[float]:
     """Return what a y axis must hold: the values of curves, of their whiskers, and of bands."""
     numbers: list[float] = []
