@@ -380,7 +380,7 @@ def advise(  # noqa: PLR0913  public
     memory_budget: str | None = None,
     plugin: str | Sequence[str] = (),
 ) -> pd.DataFrame:
-    """Rank kernels, chunk sizes and batches by theory, as the command `tflabench advise` does without `--measure`.
+    """Rank kernels, chunk sizes and batches by theory, as the command `tflabench advise` does.
 
     Args:
         gpu: as for `optimal_chunk_size`.
@@ -414,7 +414,7 @@ def advise(  # noqa: PLR0913  public
     memory = chip.memory_bytes if memory_budget is None else parse_bytes("memory_budget", memory_budget)
     demand = advising.Demand(problem, layers, tokens, memory)
     pattern = None if impl is None else ",".join(_listed(impl))
-    advice = advising.advice(demand, chip, advising.checked_gates(_listed(gate)), "cuda", pattern)
+    advice = advising.advice(demand, chip, advising.checked_gates(_listed(gate)), pattern)
     advice.require_fit()
     return pd.DataFrame([advice.row(choice) for choice in advice.ranked])
 

@@ -44,14 +44,12 @@ def station(rules: Rules = Rules(PAPER), **options: Any) -> Station:  # noqa: B0
 def test_a_task_has_a_device_a_run_rows_and_an_end():
     with station() as here:
         events = list(here.measure(task()))
-        point = here.measure_point(task(2).comparison.points[0])
     kinds = [type(event) for event in events if not isinstance(event, Activity)]
     assert kinds[:3] == [Began, Began, RunDescription], "ready; of the task; its run"
     assert kinds[-1] is Ended
     rows = [event for event in events if isinstance(event, Row)]
     assert [row.closed for row in rows][-2:] == [True, True]
-    assert (point.closed, point.status) == (True, "ok")
-    assert {row.run_id for row in [*rows, point]} == {e.run_id for e in events if isinstance(e, RunDescription)}
+    assert {row.run_id for row in rows} == {e.run_id for e in events if isinstance(e, RunDescription)}
 
 
 def test_it_measures_ceilings_once_behind_the_first_row(monkeypatch):

@@ -1,14 +1,9 @@
-"""The command advise: by theory of GPUs that are not here, and measured on the CPU."""
+"""The command advise: by theory of GPUs that are not here."""
 
 from __future__ import annotations
 
 import pytest
-from commands import CPU, document, on_a_cpu, refused
-
-from tflabench.bench import machine
-from tflabench.bench.machine import Machine
-from tflabench.bench.station import Station
-from tflabench.theory import hardware
+from commands import document, on_a_cpu, refused
 
 GIB = 2**30
 
@@ -44,26 +39,6 @@ def test_json_has_what_was_refused_and_how_far_to_trust_the_rest():
     assert result["gpu"]["capability"] == [8, 0]
 
 
-def test_measured_advice_ranks_by_what_it_measured(monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # on the CPU, wherever this runs
-    sizes = "--seq-len 128 --batch 1 --heads 1 --d-qk 16 --d-hv 16 --dtype float32 --gate sig --top 2".split()
-    result = document("advise", "--measure", *sizes)
-    assert {row["source"] for row in result["ranked"]} == {"measured"}
-    assert {row["implementation"] for row in result["ranked"]} == {"reference_sig"}
-    assert result["never_run"] is False
-    assert {row["held_out_error"] for row in result["ranked"]} == {None}
-
-
-def test_on_a_cpu_it_measures_nothing_that_takes_many_minutes(monkeypatch):
-    monkeypatch.setattr(Station, "_open", lambda station: pytest.fail("a worker starts, or measures ceilings"))
-    refused(["advise", "--measure"], "give a smaller problem, such as --dtype float32 --batch 1")
-    roomy = Machine("cpu", CPU.name, 1 << 42)
-    monkeypatch.setattr(machine, "detect", lambda device: roomy)
-    refused(["advise", "--measure"], "(if it has 1 TFLOP/s; tflabench calibrate measures that)")
-    hardware.store_ceilings(roomy.name, "bfloat16", hardware.Ceilings(1e11, 1e10, "measured", "test"))
-    refused(["advise", "--measure"], "give a smaller problem")
-
-
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
@@ -71,7 +46,6 @@ def test_on_a_cpu_it_measures_nothing_that_takes_many_minutes(monkeypatch):
         (["--memory-budget", "1MiB"], "one sequence takes at least"),
         (["--pass", "decode"], "pass is 'decode': one step has no chunks to choose"),
         (["--tokens", "65536", "--batch", "4"], "batch is 4 and tokens 65536: give one of them"),
-        (["--measure", "--gpu", "H100"], "--measure measures what this machine has"),
         (["--gpu", "V100"], "needs a GPU of compute capability 8.0 or above, not 7.0"),
     ],
 )

@@ -96,4 +96,3 @@ def test_stored_ceilings_that_mean_nothing_are_named(tmp_path, monkeypatch, text
     (tmp_path / "tflabench").mkdir()
     (tmp_path / "tflabench" / "ceilings.json").write_text(text)
     refused(["gpus"], "ceilings.json")
-    refused(["advise", "--measure", "--seq-len", "512"], "ceilings.json")

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tflabench.conclusions import advise
-from tflabench.conclusions.advise import CallMemory, Candidate, Demand, Refused
+from tflabench.conclusions.advise import Candidate, Demand, Refused
 from tflabench.implementations import registry
 from tflabench.implementations.adapter import Implementation
 from tflabench.problem import InputError, Problem
@@ -121,18 +121,8 @@ def test_what_does_not_fit_ranks_last():
     assert not too_big.fits
 
 
-def test_a_measurement_replaces_time_and_peak_and_keeps_what_is_kept():
-    demand = Demand(FIG_4, layers=3, memory_bytes=20 * GIB)
-    (predicted,) = advise.choices(demand, SIG, [256], H200)
-    measured = predicted.measured(demand, call_s=0.005, peak_bytes=3 * GIB)
-    kept = advise.memory(SIG, predicted.problem).kept
-    assert measured.step_s == pytest.approx(0.015)
-    assert measured.memory_bytes == CallMemory(3 * GIB, kept).of_layers(3)
-    assert measured.source == "measured"
-
-
 def test_every_bundled_kernel_is_advised_where_it_takes_the_sizes_and_named_where_not():
-    given = advise.advice(Demand(FIG_4), H200, ["sig", "exp"], "cuda")
+    given = advise.advice(Demand(FIG_4), H200, ["sig", "exp"])
     kernels = {choice.kernel.name for choice in given.ranked}
     assert {"tfla_sig_limit", "tfla_sig_xl", "tfla_exp_limit", "tfla_exp_xl"} <= kernels
     assert not any(name.startswith("reference") for name in kernels)
@@ -140,14 +130,14 @@ def test_every_bundled_kernel_is_advised_where_it_takes_the_sizes_and_named_wher
     assert limits == {64, 128}, "one level of tiles"
     odd = Demand(FIG_4.with_(d_qk=100))
     with pytest.raises(InputError, match=r"no kernel can run this.*takes a d_qk that is a multiple of 16"):
-        advise.advice(odd, H200, ["sig"], "cuda")
-    wide = advise.advice(Demand(FIG_4.with_(d_qk=512)), H200, ["sig"], "cuda")
+        advise.advice(odd, H200, ["sig"])
+    wide = advise.advice(Demand(FIG_4.with_(d_qk=512)), H200, ["sig"])
     assert Refused("hopper_sig", None, "takes a d_qk that is a multiple of 16 from 32 to 256, not 512") in wide.refused
 
 
 def test_the_other_linear_rnns_are_advised_too():
     mamba_2 = Demand(Problem(16, 64, 4096, 64, 64, pass_="fwbw"))
-    given = advise.advice(mamba_2, MEASURED_H200, ["mamba2", "simple_gla"], "cuda")
+    given = advise.advice(mamba_2, MEASURED_H200, ["mamba2", "simple_gla"])
     assert {choice.kernel.name for choice in given.ranked} == {
         "hopper_mamba2", "tfla_mamba2_xl", "hopper_simple_gla", "tfla_simple_gla_xl",
     }  # fmt: skip
@@ -207,7 +197,7 @@ def test_the_memory_of_gla_is_what_its_kernels_allot(pass_, monkeypatch):
 
 def test_gla_is_advised_by_the_papers_bound():
     h100 = hardware.find("H100")
-    found = advise.advice(Demand(FIG_4), h100, ["gla"], "cuda")
+    found = advise.advice(Demand(FIG_4), h100, ["gla"])
     assert {choice.kernel.name for choice in found.ranked} == {"hopper_gla", "tfla_gla_xl"}
     assert {choice.source for choice in found.ranked} == {"published bound"}
     counted = Tradeoff(FIG_4, "gla", h100.ceilings, state_bytes=2, counts="exact")

@@ -25,7 +25,7 @@ HEAD_DIMENSIONS = [(16, 16), (64, 64), (128, 256), (256, 512), (384, 320), (512,
 
 
 def given(problem: Problem, gpu: Gpu, *gates: str, impl: str | None = None, memory: float | None = None) -> Advice:
-    return advise.advice(Demand(problem, memory_bytes=memory), gpu, gates or advise.computed(), "cuda", impl)
+    return advise.advice(Demand(problem, memory_bytes=memory), gpu, gates or advise.computed(), impl)
 
 
 def needed(choice: Candidate, gpu: Gpu) -> int:

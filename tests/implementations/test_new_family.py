@@ -104,7 +104,7 @@ def test_a_family_is_measured_verified_counted_advised_and_drawn(plugin, tmp_pat
 def test_theory_knows_a_family(plugin):
     registry.plug_in(str(plugin))
     problem, gpu = Problem(1, 48, 4096, 128, 128, heads_qk=16), find("H100-SXM")
-    given = advise.advice(advise.Demand(problem), gpu, ("oja",), "cuda")
+    given = advise.advice(advise.Demand(problem), gpu, ("oja",))
     assert {choice.kernel.name for choice in given.ranked} == {"reference_oja"}
     impl = registry.get("reference_oja")
     apart = problem.with_(heads_qk=None)

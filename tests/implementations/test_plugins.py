@@ -270,7 +270,7 @@ def test_advise_ranks_it_by_theory():
     from tflabench.conclusions.advise import Demand, advice
 
     registry.plug_in(EXAMPLE)
-    found = advice(Demand(Problem(8, 8, 8192, 256, 512, pass_="fwbw")), find("H100"), ["sig"], "cuda")
+    found = advice(Demand(Problem(8, 8, 8192, 256, 512, pass_="fwbw")), find("H100"), ["sig"])
     (mine,) = [choice for choice in found.ranked if choice.kernel.name == "step_by_step"]
     assert (mine.problem.chunk_size, mine.source) == (None, "published bound")
     assert {choice.kernel.name for choice in found.ranked} >= {"hopper_sig", "tfla_sig_xl"}

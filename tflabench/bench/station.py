@@ -36,9 +36,6 @@ from tflabench.bench.warming import WarmUpGate
 from tflabench.bench.workers import SHARED, Workers, require_torch, spawn_worker
 from tflabench.implementations import registry
 from tflabench.problem import InputError
-from tflabench.rows.schema import Row
-from tflabench.selection.points import Comparison, Point
-from tflabench.theory.hardware import Ceilings
 
 if TYPE_CHECKING:
     from tflabench.bench.forking import Forks
@@ -144,16 +141,6 @@ class Station(Stations):
                 yield event
                 if isinstance(event, Ended):
                     return
-
-    def measure_point(self, point: Point) -> Row:
-        """Measure a point alone, whatever happens to it."""
-        return [event for event in self.measure(Task(1, Comparison((point,)))) if isinstance(event, Row)][-1]
-
-    def ceilings(self, dtypes: Iterable[str]) -> dict[str, Ceilings]:
-        """Return the ceilings of the device by dtype; those not known yet are measured."""
-        while self._workers is None:
-            self.wait(WAIT_S)
-        return ceilings_of(self.machine, dtypes, self._workers.ask)
 
     # --- Inside
 

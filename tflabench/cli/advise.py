@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
 from itertools import groupby
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,18 +11,12 @@ from tflabench.bench.machine import chosen_gpu
 from tflabench.cli.common import app, options
 from tflabench.cli.common.console import RenderableType, emit
 from tflabench.conclusions.tables import FittedTable, TableColumn
-from tflabench.problem import DeviceKind, InputError, Problem, size_in_words
+from tflabench.problem import InputError, Problem, size_in_words
 
 if TYPE_CHECKING:
-    from tflabench.bench.machine import Machine
-    from tflabench.bench.protocol import Rules
     from tflabench.conclusions.advise import Advice, Candidate, Refused
-    from tflabench.theory.hardware import Ceilings, Gpu
 
-LONGEST_ON_CPU_S = 120
-USUAL_CPU = (1.0, 0.1)  # TFLOP/s and TB/s: what to expect of one whose ceilings are not measured
 MOST_TOKENS = 2**36  # of a step
-LEAST_CALLS = 15  # of a measured choice: rounds, warm-ups, samples, check
 Sequences = Annotated[
     int | None,
     options.option(
@@ -41,13 +34,11 @@ Budget = Annotated[
     int | None,
     options.memory(options.PROBLEM, options.BUDGET, "--memory-budget", show_default="all that the GPU has"),
 ]
-Measure = Annotated[bool, options.option(options.HOW, None, "Measure the best choices on this machine.", "--measure")]
-TOP = "Print, and with --measure measure, so many choices."
+TOP = "Print so many choices."
 Top = Annotated[int, options.option(options.OUTPUT, "N", TOP, min=1, max=options.MOST_CHOICES)]
 
 
 BOUND = "The published bound knows no pointwise work, no launches and no products that are made twice."
-Ranking = Callable[["Gpu", DeviceKind], "Advice"]  # of all choices on a device, by theory
 
 
 @app.command("advise")
@@ -67,19 +58,15 @@ def advise(  # noqa: PLR0913  options
     gpu: options.GpuName = None,
     peak_tflops: options.PeakTflops = None,
     bandwidth_tbs: options.BandwidthTbs = None,
-    measure: Measure = False,
-    timeout: options.Timeout = 120.0,
     top: Top = 10,
     plugin: options.Plugin = None,
     as_json: options.Json = False,
 ) -> None:
-    """Rank kernels, chunk sizes and batches for a model, a GPU and its memory, by theory or by measurement.
+    """Rank kernels, chunk sizes and batches for a model, a GPU and its memory, by theory.
 
     A smaller chunk size is often faster, and takes memory for more states; memory buys batch size. The table ranks the
     choices by the time of a step and marks those on the frontier: no other is both smaller and faster.
     """
-    from tflabench.bench.machine import detect
-    from tflabench.bench.protocol import SHORT, Rules
     from tflabench.conclusions import advise as advising
 
     if tokens is not None and batch is not None:
@@ -87,75 +74,12 @@ def advise(  # noqa: PLR0913  options
     gates = advising.checked_gates(options.words(gate))
     size = 8 if batch is None else batch
     problem = Problem(size, heads, seq_len, d_qk, d_hv, dtype=dtype, pass_=pass_)  # type: ignore[arg-type]
-    here = detect("auto")
-
-    def ranking(chip: Gpu, kind: DeviceKind) -> Advice:
-        demand = advising.Demand(problem, layers, tokens, memory_budget or chip.memory_bytes)
-        return advising.advice(demand, chip, gates, kind, ",".join(impl) if impl else None)
-
-    if measure:
-        if gpu is not None or peak_tflops or bandwidth_tbs:
-            raise InputError("--measure measures what this machine has: leave out --gpu and its ceilings, or --measure")
-        rules = Rules(SHORT, timeout, jobs=0, plugins=plugin or ())
-        advice = _measured(ranking, dtype, here, rules, top)
-    else:
-        advice = ranking(chosen_gpu(gpu, dtype, peak_tflops, bandwidth_tbs), "cuda")
+    chip = chosen_gpu(gpu, dtype, peak_tflops, bandwidth_tbs)
+    demand = advising.Demand(problem, layers, tokens, memory_budget or chip.memory_bytes)
+    advice = advising.advice(demand, chip, gates, ",".join(impl) if impl else None)
     advice.require_fit()
-    notes = _notes(advice, here, measure)
-    document = _document(advice, notes)
+    document = _document(advice)
     emit(document, _text(advice, document, top), as_json)
-
-
-def _measured(ranking: Ranking, dtype: str, here: Machine, rules: Rules, top: int) -> Advice:
-    """Return advice for this machine's device, its best choices measured."""
-    from tflabench.bench.station import Station
-    from tflabench.conclusions import advise as advising
-    from tflabench.theory import hardware
-
-    if here.kind == "cpu":  # before a worker starts and measures its ceilings
-        stored = hardware.ceilings_for(here.name, dtype)
-        ceilings = stored or hardware.custom(*USUAL_CPU).ceilings
-        _require_short(ranking(_device(here, ceilings), here.kind), here, rules, top, assumed=stored is None)
-    with Station(here, rules) as station:
-        advice = ranking(_device(here, station.ceilings([dtype])[dtype]), here.kind)
-        seconds, count = _require_short(advice, here, rules, top)
-        print(f"measuring {count} choices on {here.name}, at least {seconds:.0f} s", file=sys.stderr)
-
-        def show(choice: Candidate) -> None:
-            line = f"{_name(choice)}, batch {choice.problem.batch}: {choice.call_s * 1e3:.4g} ms"
-            print(line, file=sys.stderr)
-
-        return advising.measured(advice, station.measure_point, top, show)
-
-
-def _device(here: Machine, ceilings: Ceilings) -> Gpu:
-    """Return this machine's device with these ceilings, and the memory that it has."""
-    from tflabench.theory import hardware
-
-    device = hardware.from_device_name(here.name) or hardware.Gpu(here.name, ceilings)
-    return replace(device, ceilings=ceilings, memory_bytes=here.memory_bytes)
-
-
-def _require_short(advice: Advice, here: Machine, rules: Rules, top: int, assumed: bool = False) -> tuple[float, int]:
-    """Return the least seconds that measuring takes and the number of choices.
-
-    Args:
-        assumed: the ceilings are those of USUAL_CPU.
-
-    Raises:
-        InputError: on a CPU, it takes more than LONGEST_ON_CPU_S or half of the memory.
-    """
-    chosen = [choice for choice in advice.ranked if choice.fits][:top]
-    seconds = sum(min(LEAST_CALLS * choice.call_s, rules.timeout_s) for choice in chosen)
-    memory = max((choice.memory_bytes for choice in chosen), default=0.0)
-    if here.kind == "cpu" and (seconds > LONGEST_ON_CPU_S or memory > here.memory_bytes / 2):
-        guess = f" (if it has {USUAL_CPU[0]:g} TFLOP/s; tflabench calibrate measures that)" if assumed else ""
-        raise InputError(
-            f"--measure would take {seconds / 60:.0f} min or more{guess} and {size_in_words(memory)} of "
-            f"{size_in_words(here.memory_bytes)} on this CPU: "
-            "give a smaller problem, such as --dtype float32 --batch 1 --heads 2 --seq-len 512"
-        )
-    return seconds, len(chosen)
 
 
 def _title(advice: Advice) -> str:
@@ -169,21 +93,14 @@ def _title(advice: Advice) -> str:
     )
 
 
-def _notes(advice: Advice, here: Machine, measured: bool) -> list[str]:
+def _notes(advice: Advice) -> list[str]:
     """Return in sentences where the numbers come from."""
-    from tflabench.theory import hardware
-
-    if measured:
-        return [f"Times and peak memory of a call are measured here, on {here.name}."]
     chip, sources = advice.gpu, sorted({choice.source for choice in advice.ranked})
-    of_here = hardware.from_device_name(here.name)
-    is_here = here.kind == "cuda" and of_here is not None and of_here.name == chip.name
     ceilings = (
         f"{chip.ceilings.flops_per_s / 1e12:.4g} TFLOP/s and {chip.ceilings.bytes_per_s / 1e12:.3g} TB/s "
         f"({chip.ceilings.provenance}: {chip.ceilings.source})"
     )
     return [
-        f"{chip.name} is here: --measure measures." if is_here else f"{chip.name} is not here: all this is theory.",
         *_never_run(advice),
         *_recommendation(advice),
         *([f"Of the {chip.name}: {chip.note.rstrip('.')}."] if chip.note else []),
@@ -285,7 +202,7 @@ def _text(advice: Advice, document: dict[str, Any], top: int) -> Iterator[Render
     yield from document["notes"]
 
 
-def _document(advice: Advice, notes: Sequence[str]) -> dict[str, Any]:
+def _document(advice: Advice) -> dict[str, Any]:
     """Return the advice as --json prints it."""
     from tflabench.theory import held_out
 
@@ -296,11 +213,11 @@ def _document(advice: Advice, notes: Sequence[str]) -> dict[str, Any]:
         "ranked": ranked,
         "frontier": [advice.row(choice) for choice in advice.frontier],
         "refused": [asdict(each) for each in advice.refused],
-        "never_run": advice.ranked[0].source != "measured" and not held_out.has_run_on(advice.gpu),
+        "never_run": not held_out.has_run_on(advice.gpu),
         "layers": demand.layers,
         "tokens": demand.tokens,
         "memory_budget_bytes": demand.memory_bytes,
         "problem": demand.problem.columns(),
         "gpu": asdict(advice.gpu),
-        "notes": list(notes),
+        "notes": _notes(advice),
     }

@@ -10,16 +10,14 @@ of `tflabench optimal-chunk --json`. The paper's own optimum is `tflabench.theor
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from tflabench.implementations import registry
 from tflabench.implementations.adapter import Implementation
 from tflabench.kernels.scalar.plan import hopper
-from tflabench.problem import DeviceKind, InputError, Problem, size_in_words
-from tflabench.rows.schema import Row
-from tflabench.selection.points import Point
+from tflabench.problem import InputError, Problem, size_in_words
 from tflabench.theory import cost, fused, held_out, launches
 from tflabench.theory.calibrated import Source, predict
 from tflabench.theory.hardware import Gpu
@@ -112,26 +110,13 @@ class Candidate:
 
     @property
     def outside(self) -> str | None:
-        """Return how far a modelled time is from the bounds; None where it is between them, or measured."""
+        """Return how far the time is from the bounds; None where it is between them."""
         lower, upper = map(float, self.bounds)
-        if self.source != "measured" and self.call_s > upper:
+        if self.call_s > upper:
             return f"{self.call_s / upper - 1:.0%} above its upper bound, which takes every tensor and product once"
-        if self.source != "measured" and self.call_s < lower:
+        if self.call_s < lower:
             return f"{1 - self.call_s / lower:.0%} below its lower bound, which counts more than its kernels do"
         return None
-
-    def measured(self, demand: Demand, call_s: float, peak_bytes: float) -> Candidate:
-        """Return this choice with a measured time and peak of one call; what is kept between calls stays modelled."""
-        kept = memory(self.kernel, self.problem).kept
-        needed = CallMemory(peak_bytes, min(kept, peak_bytes))
-        return replace(
-            self,
-            call_s=call_s,
-            source="measured",
-            step_s=demand.layers * self.calls * call_s,
-            memory_bytes=needed.of_layers(demand.layers),
-            largest_batch=_largest_batch(demand, needed, self.problem.batch),
-        )
 
 
 def choices(demand: Demand, kernel: Implementation, chunk_sizes: Iterable[int | None], gpu: Gpu) -> list[Candidate]:
@@ -304,14 +289,12 @@ def computed() -> tuple[str, ...]:
     return tuple(dict.fromkeys(impl.computes for impl in chunkwise if impl.computes))
 
 
-def advice(demand: Demand, gpu: Gpu, gates: Sequence[str], kind: DeviceKind, pattern: str | None = None) -> Advice:
+def advice(demand: Demand, gpu: Gpu, gates: Sequence[str], pattern: str | None = None) -> Advice:
     """Rank what theory says of every kernel that computes one of `gates` and runs on a GPU.
 
     Args:
         gates: of `computed()`.
-        kind: of device that it is for: "cuda", or "cpu" for this machine's CPU, which has the plain PyTorch form.
-        pattern: shell pattern of implementations, of libraries too; default: the bundled kernels for that kind, and
-            those plugged in.
+        pattern: shell pattern of implementations, of libraries too; default: the bundled kernels, and those plugged in.
 
     Raises:
         InputError: no kernel can run, with the first reason.
@@ -320,12 +303,11 @@ def advice(demand: Demand, gpu: Gpu, gates: Sequence[str], kind: DeviceKind, pat
     refused: list[Refused] = []
     plugged = registry.plugged()
     for impl in registry.select(pattern) if pattern else registry.ours_and_plugged():
-        plain = impl.package == "torch"
         if impl.computes not in gates or not (impl.chunked or impl in plugged):
             continue
-        if pattern is None and impl not in plugged and plain != (kind == "cpu"):
+        if pattern is None and impl not in plugged and impl.package == "torch":
             continue
-        sizes, left_out = _chunk_sizes(impl, demand, gpu, kind)
+        sizes, left_out = _chunk_sizes(impl, demand, gpu)
         refused += left_out
         candidates += choices(demand, impl, sizes, gpu)
     if not candidates:
@@ -334,42 +316,7 @@ def advice(demand: Demand, gpu: Gpu, gates: Sequence[str], kind: DeviceKind, pat
     return Advice(demand, gpu, rank(candidates), candidates, refused)
 
 
-def measured(
-    given: Advice,
-    measure: Callable[[Point], Row],
-    top: int,
-    on_choice: Callable[[Candidate], None] = lambda choice: None,
-) -> Advice:
-    """Measure the `top` choices that fit, and rank these by what was measured; failures join those refused.
-
-    Args:
-        measure: returns the row of a point, whatever happens to it.
-        on_choice: called with every choice that has been measured.
-
-    Raises:
-        InputError: none could be measured, with the first reason.
-    """
-    done: list[Candidate] = []
-    failed: list[Refused] = []
-    for choice in [choice for choice in given.ranked if choice.fits][:top]:
-        point = Point(choice.kernel, choice.problem)
-        row = measure(point)
-        if row.status == "ok" and row.ms_median is not None and row.peak_bytes is not None:
-            done.append(choice.measured(given.demand, row.ms_median / 1e3, row.peak_bytes))
-            on_choice(done[-1])
-        else:
-            failed.append(Refused(choice.kernel.name, choice.problem.chunk_size, f"{row.status}: {row.reason}"))
-    if not done:
-        first = (
-            f": {failed[0].implementation} at L = {failed[0].chunk_size or 'auto'} {failed[0].reason}" if failed else ""
-        )
-        raise InputError(f"nothing could be measured{first or ': no choice fits the memory'}")
-    return replace(given, ranked=rank(done), considered=done, refused=given.refused + failed)
-
-
-def _chunk_sizes(
-    impl: Implementation, demand: Demand, gpu: Gpu, kind: DeviceKind
-) -> tuple[list[int | None], list[Refused]]:
+def _chunk_sizes(impl: Implementation, demand: Demand, gpu: Gpu) -> tuple[list[int | None], list[Refused]]:
     """Powers of two up to the sequence length, and all of it, that the implementation takes; the others with reasons.
 
     It is None alone for an implementation that takes no chunk size. A reason that holds at every size is named once.
@@ -382,9 +329,7 @@ def _chunk_sizes(
         sizes = [None]
     reasons: dict[int | None, str] = {}
     for size in sizes:
-        problem = demand.problem.with_(chunk_size=size)
-        reason = impl.refusal_on(problem, gpu) if kind == "cuda" else impl.refusal(problem, kind)
-        if reason:
+        if reason := impl.refusal_on(demand.problem.with_(chunk_size=size), gpu):
             reasons[size] = reason
     kept = [size for size in sizes if size not in reasons]
     if not kept and len(set(reasons.values())) == 1:

@@ -27,7 +27,7 @@ from tflabench.theory.launches import Chip, Launch, Modelled, total
 from tflabench.theory.roofline import TimeBounds, time_bounds
 
 STATE_BYTES = {"tfla": TFLA_STATE_BYTES, "unpipelined": NXAI_STATE_BYTES}  # of an element of the chunk states
-Source = Literal["calibrated model", "published bound", "measured"]
+Source = Literal["calibrated model", "published bound"]
 
 
 def launches(problem: Problem, kernel: Modelled, device: Device = USUAL) -> list[Launch]:
