@@ -175,3 +175,8 @@ def test_a_step_takes_as_long_as_the_slower_of_gpu_and_host():
     # A long step has the waits for the host in it, but for its lead; a first call, which allocates, tells nothing.
     long = record(row("llama-1.4b.sdpa", 2000.0, host_ms=2500.0, pass_="fwbw"))
     assert (long["step_s"], long["note"]) == (pytest.approx(2.0, rel=0.01), "")
+
+
+def test_what_does_not_fit_is_one_line_of_the_table():
+    short = record(row("llama-1.4b.sdpa", None, status="oom", reason="OutOfMemoryError: " + "CUDA " * 90))
+    assert short["note"] == "out of memory"

@@ -48,7 +48,8 @@ def record(row: Row) -> dict[str, Any]:
     seconds = (row.ms_median + host_ms) / 1e3 if row.ms_median else None
     name = str(registry.operation(row.implementation))
     at_once = row.details.get("sequences_at_once")
-    notes = [row.reason] if row.reason else []
+    reason = "out of memory" if row.status == "oom" else row.reason
+    notes = [reason] if reason else []
     if at_once and at_once < row.batch:
         notes.append(f"{row.batch // at_once} x {at_once} accumulated")
     if row.ms_median and host_ms > 0.05 * row.ms_median:
