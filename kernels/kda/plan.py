@@ -24,7 +24,7 @@ class KdaPlan:
         channels: of q and k that a program of a tile has at a time.
         columns: of v at a time, where gradients are made.
         steps, floor: of a block of a tile, and the least log2 decay within one (`decays`).
-        walk: tiles of either walk. With one tile in flight Triton 3.6 miscompiles them in 16 bits.
+        walk: tiles of either walk. With one tile in flight the ptxas of Triton 3.6 miscompiles them in 16 bits.
     """
 
     sizes: Sizes
