@@ -31,7 +31,6 @@ def roofline() -> Figure:
 
 FIGURES: dict[str, Callable[[], Figure]] = {
     **{name: partial(figure, "sig", "fw") for name, figure in paper.FIGURES.items()},
-    "optimal-chunk": lambda: paper.runtime_over_chunk_size(tradeoff(), 512, "mLSTMsig on H100 SXM", 8 * 2**30),
     "roofline": roofline,
     "transfer": lambda: gain_maps.heat_maps("3", *gains("3")),
     **{name: partial(lambda name: next(iter(made(SWEEPS[name]).values())), name) for name in ("many", "one_point")},

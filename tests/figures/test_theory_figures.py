@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 from figure_cases import tradeoff
 from synthetic import row
 
-from tflabench.figures import paper
-from tflabench.figures.model import Band, Curve, Figure, Panel, Rule, Shading
+from tflabench.figures.model import Curve, Figure, Panel, Rule
 from tflabench.figures.roofline import of_gpus
 from tflabench.figures.source import Source
 from tflabench.rows.load import Results
@@ -33,22 +31,6 @@ def roofline(names: list[str], sizes: list[int], *rows: Row) -> Figure:
     costs = {size: TRADEOFF.cost(size) for size in sizes}
     source = Source.of(Results(Path(), rows, {}))
     return of_gpus([hardware.find(name) for name in names], costs, "a setting", source)
-
-
-def test_theory_over_the_chunk_size_marks_the_least_the_recommended_and_the_budget():
-    figure = paper.runtime_over_chunk_size(TRADEOFF, 512, "a setting", 8 * 2**30)
-    assert figure.title == "Theory: least runtime at L = 634, recommended is L = 512"
-    runtime, memory = figure.panels
-    upper = curves(runtime)["nothing overlaps"]
-    assert np.asarray(upper.y) == pytest.approx(TRADEOFF.time(upper.x).upper * 1e3)
-    (band,) = (item for item in runtime.items if isinstance(item, Band))
-    assert np.asarray(band.lower) == pytest.approx(TRADEOFF.time(upper.x).lower * 1e3)
-    assert rules(runtime) == {"least 634": TRADEOFF.runtime_optimal, "recommended 512": 512}
-    assert rules(memory) == {"budget": 8, "": 512}
-    (span,) = (item for item in runtime.items if isinstance(item, Shading))
-    assert [(span.low, span.high)] == [(372, 1081)]
-    assert [key.words for key in figure.keys] == ["within 5% of the least: 372 to 1081"]
-    assert "H100 datasheet" in "\n".join(figure.caption)
 
 
 def test_theoretical_rooflines_bend_at_the_ridge_and_carry_measured_points():

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from tflabench.bench.machine import chosen_gpu
 from tflabench.cli.common import app, options
 from tflabench.cli.common.console import PASS_NAMES, RenderableType, emit
-from tflabench.cli.common.paths import out_file, write_drawn
 from tflabench.conclusions.tables import FittedTable, TableColumn
-from tflabench.problem import InputError, Problem, dtype_bytes, one_of, size_in_words
+from tflabench.problem import Problem, dtype_bytes, one_of, size_in_words
 from tflabench.selection.axes import parse_values
 
 if TYPE_CHECKING:
@@ -28,15 +26,13 @@ Gpus = Annotated[
         options.CHIP, "NAMES", GPUS, autocompletion=options.complete_gpus, show_default="this machine's, else H100"
     ),
 ]
-LEAST_SHOWN, MOST_SHOWN = 1 / 8, 8  # of the recommended L: the table without --details
+LEAST_SHOWN, MOST_SHOWN = 1 / 8, 8  # of the recommended L, in the table
 TILE = "Tile of the kernel: L is a power of two from it."
 Tile = Annotated[
     int | None,
     options.option(options.MODEL, "N", TILE, show_default="64, or less for a short T"),
 ]
 Reported = Annotated[int | None, options.option(options.OUTPUT, "N", "Report this L too.")]
-DETAILS = "Print every L, and the optima of the paper's equations and of the kernels."
-Details = Annotated[bool, options.option(options.OUTPUT, None, DETAILS, "--details")]
 
 
 @app.command("optimal-chunk")
@@ -58,14 +54,12 @@ def optimal_chunk(  # noqa: PLR0913  options
     tile: Tile = None,
     counts: options.CountsName = "published",
     chunk_size: Reported = None,
-    details: Details = False,
-    plot: Annotated[Path | None, out_file("optimal-chunk.png", "nothing is drawn")] = None,
     as_json: options.Json = False,
 ) -> None:
     """Give the chunk size L of least theoretical runtime, and the kernel of ours that would run.
 
     Measured optima lie lower, at 128 to 256 on an H100 (paper, App. G.4): the paper's model knows no pointwise units
-    and no tile shapes, and takes a call for one kernel. The calibrated model knows them, and --details has its L.
+    and no tile shapes, and takes a call for one kernel. The calibrated model knows them, and its L is printed too.
     Either curve is flat, so measure: tflabench sweep --preset chunk.
     """
     from tflabench.theory import chunk_size as chunks
@@ -103,8 +97,6 @@ def optimal_chunk(  # noqa: PLR0913  options
         f"{counts} counts"
     )
     if len(given) > 1:
-        if alone := [name for name, of_one in (("--details", details), ("--out", plot)) if of_one]:
-            raise InputError(f"{alone[0]} is for one GPU and one head dimension: give one of each, or leave it out")
         best = [(chip, tradeoff, tradeoff.recommend(tile, budget)) for chip, tradeoff in given]
         lines = [
             {"gpu": chip.name, "d_hv": of.problem.d_hv, "runtime_optimal": of.runtime_optimal}
@@ -117,13 +109,8 @@ def optimal_chunk(  # noqa: PLR0913  options
     ((chip, tradeoff),) = given
     problem, recommended = tradeoff.problem, tradeoff.recommend(tile, budget)
     title = f"{GATES[kind].title} {PASS_NAMES[pass_]} on {chip.name}: d_qk {d_qk}, d_hv {problem.d_hv}, {setting}"
-    if plot:
-        from tflabench.figures.paper import runtime_over_chunk_size
-
-        write_drawn(runtime_over_chunk_size(tradeoff, recommended, title, memory_budget), plot)
-
     document = _document(chip, tradeoff, tile, recommended, chunk_size) | {"memory_budget_bytes": memory_budget}
-    emit(document, _text(title, tradeoff, document, chunk_size, details), as_json)
+    emit(document, _text(title, tradeoff, document, chunk_size), as_json)
 
 
 def _document(chip: Gpu, tradeoff: Tradeoff, tile: int, recommended: int, chunk_size: int | None) -> dict[str, Any]:
@@ -173,17 +160,15 @@ def _table_of_best(lines: Sequence[dict[str, Any]]) -> FittedTable:
     return FittedTable(columns, lines)
 
 
-def _text(
-    title: str, tradeoff: Tradeoff, document: dict[str, Any], chunk_size: int | None, details: bool
-) -> Iterator[RenderableType]:
-    """Yield the answer in one sentence, a table of chunk sizes, and with `details` the optima by equation and kernel.
+def _text(title: str, tradeoff: Tradeoff, document: dict[str, Any], chunk_size: int | None) -> Iterator[RenderableType]:
+    """Yield the answer in one sentence, a table of chunk sizes, and the optima by equation and kernel.
 
     Args:
         chunk_size: another L to report.
     """
     from rich.text import Text
 
-    recommended, rows, (low, high) = document["recommended"], document["chunk_sizes"], tradeoff.within()
+    recommended, rows = document["recommended"], document["chunk_sizes"]
     fits = "" if document["memory_budget_bytes"] is None else " that fit"
     yield Text(
         f"Of the powers of two{fits}, L = {recommended} takes the least upper time in theory on "
@@ -197,11 +182,7 @@ def _text(
         for row in rows
         if LEAST_SHOWN <= row["chunk_size"] / recommended <= MOST_SHOWN or row["chunk_size"] == chunk_size
     ]
-    yield _table(tradeoff, rows if details else near, {chunk_size: "asked for", recommended: "recommended"})
-    least = f"The upper time is least at L = {tradeoff.runtime_optimal:.1f} and within 5% of it from {low} to {high}"
-    if not details:
-        yield f"{least}; --details says more."
-        return
+    yield _table(tradeoff, near, {chunk_size: "asked for", recommended: "recommended"})
     ceilings = tradeoff.ceilings
     yield (
         f"{ceilings.flops_per_s / 1e12:g} TFLOP/s, {ceilings.bytes_per_s / 1e12:g} TB/s, "

@@ -189,11 +189,6 @@ def _rule(ax: Axes, rule: Rule) -> None:
     line(rule.value, color=rule.ink.colour, ls=DASHES[rule.ink.dash], lw=0.7, zorder=1.7)
 
 
-def _shading(ax: Axes, shading: model.Shading) -> None:
-    area = ax.axvspan if shading.side == "x" else ax.axhspan
-    area(shading.low, shading.high, color=shading.colour, alpha=0.18, lw=0, zorder=1)
-
-
 def _bars(ax: Axes, bars: Bars) -> None:
     places = np.arange(len(bars.labels))[::-1]
     for place, bounds in zip(places, bars.ranges, strict=False):
@@ -222,7 +217,6 @@ def _heat_map(ax: Axes, heat: HeatMap) -> None:
 
 DRAWN: dict[type, Callable[[Axes, Any], None]] = {
     model.Band: _band, Bars: _bars, Cross: _cross, Curve: _curve, HeatMap: _heat_map, Rule: _rule,
-    model.Shading: _shading,
 }  # fmt: skip
 
 

@@ -96,16 +96,6 @@ class Rule:
 
 
 @dataclass(frozen=True)
-class Shading:
-    """A shaded range of one axis."""
-
-    side: AxisName
-    low: float
-    high: float
-    colour: str
-
-
-@dataclass(frozen=True)
 class Cross:
     """A point that was asked for and not measured: a mark at the top of the panel.
 
@@ -164,7 +154,7 @@ class HeatMap:
     label: str = ""
 
 
-Item = Curve | Band | Rule | Shading | Cross | Mark | Bars | HeatMap
+Item = Curve | Band | Rule | Cross | Mark | Bars | HeatMap
 
 
 @dataclass(frozen=True)
