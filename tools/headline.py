@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tflabench.conclusions.campaigns import Campaign, campaigns, conditions_of
-from tflabench.conclusions.markdown import plain
 from tflabench.conclusions.ratio import Ratio, comparable, fastest, questions, ratio
 from tflabench.implementations.registry import get, is_current, operation, our_kernels, owner
 from tflabench.rows.journal import TIMES, is_packed
@@ -200,6 +199,11 @@ def _options(words: Sequence[str]) -> list[str]:
         options[-1].append(word)
     idle = ("--no-plots", "--out", "--timeout")
     return [shlex.join(option) for option in options if option[0].partition("=")[0] not in idle]
+
+
+def plain(text: str) -> str:
+    """Return words that Markdown shows as they are, in one line."""
+    return " ".join(re.sub(r"([\\`*|<\[\]]|(?<!\w)_|_(?!\w))", r"\\\1", text).split())
 
 
 def milliseconds(row: Row) -> str:

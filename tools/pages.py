@@ -16,10 +16,10 @@ from pathlib import Path
 from textwrap import fill
 from typing import NamedTuple
 
+import claims_page
 import headline
 from headline import milliseconds
 
-from tflabench.conclusions import claims_page
 from tflabench.conclusions.campaigns import conditions_of
 from tflabench.conclusions.ratio import fastest, ratio
 from tflabench.implementations.registry import operation, our_kernels, owner
@@ -281,7 +281,7 @@ def pages(repository: Path, results: Path) -> dict[str, str]:
     made = {name: (repository / name).read_text() for name in PAGES}
     for name, text in made.items():
         made[name] = MARKED.sub(lambda mark: mark[1] + "\n".join(BLOCKS[mark[2]](results)) + "\n" + mark[3], text)
-    claims = claims_page.markdown(results, ["python", "tools/pages.py"], results)
+    claims = claims_page.markdown(results)
     return {"results/README.md": headline.markdown(results), "results/claims.md": claims, **made}
 
 

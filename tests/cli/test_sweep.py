@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -65,15 +64,6 @@ def process(*arguments: str, **options: Any) -> subprocess.Popen[str]:
 
 def journal() -> list[dict]:
     return [json.loads(line) for line in Path("out/journal.jsonl").read_text().splitlines()]
-
-
-def test_the_points_come_as_csv():
-    few = ["--impl", "fine,refuses_late", *TINY, "--pass", "fw"]
-    table = pd.read_csv(StringIO(sweep(*few, "--format", "csv").stdout)).set_index("implementation")
-    assert dict(table["status"]) == {"fine": "ok", "refuses_late": "unsupported"}
-    stored = read_rows("out").set_index("implementation")
-    assert table["ms_median"].to_dict()["fine"] == stored["ms_median"].to_dict()["fine"]
-    assert table.loc["refuses_late", "reason"] == "needs a full moon"
 
 
 def test_every_fault_costs_one_row():
@@ -268,7 +258,6 @@ def test_what_does_not_fit_is_recorded_as_oom():
         (["--device", "auto", "--gpu", "H100"], "--gpu is 'H100', and this machine has"),
         (["--tune-seconds", "fast"], "--tune-seconds is 'fast': it must be a number of seconds, or full"),
         (["--device", "tpu"], "--device is 'tpu': it must be one of auto, cuda, cpu"),
-        (["--format", "csv", "--json"], "--json and --format csv are both given: give one of them"),
         (["--memory-limit", "lots"], "--memory-limit is 'lots': it must be a size"),
         (["--impl", "fine", "--out", "/dev/null/out"], "/dev/null/out cannot be written"),
     ],

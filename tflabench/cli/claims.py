@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from tflabench.cli.common import app
 from tflabench.cli.common.console import RenderableType, Unwrapped, emit
 from tflabench.cli.common.options import Json
-from tflabench.cli.common.paths import Results, out_file
+from tflabench.cli.common.paths import Results
 from tflabench.conclusions.tables import FittedTable, TableColumn
 
 if TYPE_CHECKING:
@@ -22,24 +21,13 @@ STYLES = {"holds": "green", "does not hold": "red", "not measurable": "dim"}
 def claims(
     directory: Results,
     json_: Json = False,
-    out: Annotated[Path | None, out_file("claims.md", "the claims are printed")] = None,
 ) -> None:
-    """Hold the paper's claims against measured rows, for its own kernels (`nxai_*`) and ours (`tfla_*`).
-
-    With --out they are written as Markdown, a table a device.
-    """
+    """Hold the paper's claims against measured rows, for its own kernels (`nxai_*`) and ours (`tfla_*`)."""
     from tflabench.conclusions.campaigns import campaigns
     from tflabench.conclusions.claims import check_all
     from tflabench.rows.errors import find_errors
     from tflabench.rows.load import find_results
 
-    if out is not None:
-        from tflabench.conclusions.claims_page import markdown
-        from tflabench.conclusions.markdown import write_page
-
-        command = ["tflabench", "claims", str(directory), "--out", str(out)]
-        print(write_page(out, markdown(directory, command, out.parent)))
-        return
     outcomes = check_all(campaigns(find_results(directory)), find_errors(directory))
     emit([_as_json(outcome) for outcome in outcomes], _text(outcomes), json_)
 

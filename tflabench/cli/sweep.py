@@ -15,7 +15,7 @@ from tflabench.cli.common.console import RenderableType, emit, print_json, stder
 from tflabench.cli.common.options import HOW, OUTPUT, WHAT, option
 from tflabench.cli.common.paths import out_folder
 from tflabench.conclusions.tables import FittedTable, TableColumn
-from tflabench.problem import InputError, one_of, size_in_words
+from tflabench.problem import InputError, size_in_words
 
 if TYPE_CHECKING:
     from tflabench.bench.devices import Devices
@@ -39,8 +39,6 @@ LockClocks = Annotated[float | None, option(HOW, "MHZ", LOCK, "--lock-clocks", m
 Resume = Annotated[bool, option(HOW, None, "Measure only comparisons that the results folder lacks.")]
 TunedFrom = Annotated[Path | None, option(HOW, "DIR", "Take the choices of autotuners from rows below this.")]
 Plots = Annotated[bool, option(OUTPUT, None, "Draw the figures at the end.")]
-FORMAT = "Print a table, or every point as markdown or csv, at the end."
-Format = Annotated[str, option(OUTPUT, None, FORMAT, "--format")]
 MOST_COMPARISONS, MOST_REASONS = 20, 5  # that are printed without --full
 
 
@@ -69,7 +67,6 @@ def sweep(  # noqa: PLR0913  options
     memory_limit: options.MemoryLimit = None,
     full: options.Full = False,
     plots: Plots = True,
-    format_: Format = "table",
     json_: options.Json = False,
 ) -> None:
     """Measure runtime and memory of every implementation over the axes of a preset, and draw the figures."""
@@ -82,9 +79,6 @@ def sweep(  # noqa: PLR0913  options
     from tflabench.selection import axes
 
     stop_at = end_of(stop_after)
-    one_of("--format", format_, ("table", "markdown", "csv"))
-    if json_ and format_ != "table":
-        raise InputError(f"--json and --format {format_} are both given: give one of them")
     overrides = axes.parse_overrides([*(axis or ()), *([f"pass={pass_}"] if pass_ else ())])
     taken = None if times is None else options.words(times)
     request = Request(preset, overrides, impl, paper_protocol, verify_seconds, taken, lock_clocks)
@@ -101,14 +95,11 @@ def sweep(  # noqa: PLR0913  options
         tuned=[row for results in find_results(tuned_from) for row in results.rows] if tuned_from else (),
         stop_at=stop_at,
     )
-    if dry_run and format_ != "table":
-        raise InputError(f"--dry-run and --format {format_} are both given: a dry run has --json or a table")
     if dry_run:
         _print_dry_run(request, devices, out, timeout, resume=resume, full=full, json=json_)
         return
     measured = measure(request, devices, rules, out, ProgressPrinter(), resume)
-    form = "json" if json_ else format_
-    _end(measured, form, full=full, plots=plots and not measured.unsaved, resume=resume)
+    _end(measured, json=json_, full=full, plots=plots and not measured.unsaved, resume=resume)
     for line in measured.unsaved:
         stderr().print(line)
     if measured.unsaved or has_failed(measured, impl, plugin):
@@ -179,10 +170,9 @@ def _target(devices: Devices) -> tuple[Target, str]:
     return target, hardware.slug(target.name)
 
 
-def _end(measured: Measured, form: str, *, full: bool, plots: bool, resume: bool) -> None:
+def _end(measured: Measured, *, json: bool, full: bool, plots: bool, resume: bool) -> None:
     """Draw the figures where they are wanted, and print what was measured."""
     from tflabench.conclusions.summary import ending
-    from tflabench.rows.table import listing
 
     files, undrawn = measured.files, None
     if plots and measured.rows:
@@ -193,14 +183,12 @@ def _end(measured: Measured, form: str, *, full: bool, plots: bool, resume: bool
             files += [file for folder in measured.folders for file in figures.draw_all(folder)]
         except InputError as error:  # what was measured is printed all the same
             undrawn = error
-    if form == "json":
+    if json:
         written = [str(path) for path in files]
         rows = [row.columns() for row in measured.rows]
         folders = [str(folder) for folder in measured.folders]
         head = {"folder": next(iter(folders), None), "folders": folders, "files": written, "left": measured.left}
         print_json(head | {"rows": rows})
-    elif form != "table":
-        print(listing(measured.rows, form), end="")  # type: ignore[arg-type]
     else:
         redraw = " && ".join(f"tflabench plot {shlex.quote(str(folder))}" for folder in measured.folders)
         again = [
@@ -232,7 +220,7 @@ def print_selection(
     Args:
         stored: the rows that its folder has, by point.
         timeout_s: no point takes longer.
-        full: a line a point, where there is one a comparison otherwise.
+        full: every comparison and reason, of which the first are printed otherwise.
         json: one JSON object in place of text.
     """
     from tflabench.bench.estimate import estimate
@@ -263,13 +251,10 @@ def print_selection(
 
 
 def _text(document: dict[str, Any], full: bool) -> Iterator[RenderableType]:
-    """Yield a table of comparisons, or of points if `full`, what it leaves out, and what all takes."""
+    """Yield a table of comparisons, the first ones unless `full`, what it leaves out, and what all takes."""
     selection, folder = document["points"], document["folder"]
-    if full:
-        yield _points_table(selection)
-    else:
-        yield _comparisons_table(selection)
-        yield from _lines_below(selection)
+    yield _comparisons_table(selection, len(selection) if full else MOST_COMPARISONS)
+    yield from _lines_below(selection, full)
     runnable = sum(not row["refused"] for row in selection)
     most = max(row["bytes"] for row in selection)
     yield (
@@ -283,22 +268,9 @@ def _text(document: dict[str, Any], full: bool) -> Iterator[RenderableType]:
         yield f"{folder} has {lacking} of them: {rest}"
 
 
-def _points_table(selection: Sequence[dict[str, Any]]) -> FittedTable:
-    """Return a line a point; those that cannot run are dim and say why."""
-    later = {"inputs": 4, "gates": 4, "heads_qk": 4, "family": 3, "gate": 3, "seconds": 1, "refused": 1}
-    columns = [
-        TableColumn("memory", lambda row: size_in_words(row["bytes"]), ">", drop=2)
-        if name == "bytes"
-        else TableColumn(name, name, drop=later.get(name, 0))
-        for name in selection[0]
-        if name != "seed"
-    ]
-    return FittedTable(columns, selection, lambda row: "dim" if row["refused"] else "")
-
-
-def _comparisons_table(selection: Sequence[dict[str, Any]]) -> FittedTable:
-    """Return a line a comparison, of the first MOST_COMPARISONS."""
-    numbers = range(1, min(selection[-1]["comparison"], MOST_COMPARISONS) + 1)
+def _comparisons_table(selection: Sequence[dict[str, Any]], most: int) -> FittedTable:
+    """Return a line a comparison, of the first so many."""
+    numbers = range(1, min(selection[-1]["comparison"], most) + 1)
     by_comparison = [[row for row in selection if row["comparison"] == number] for number in numbers]
 
     def column(head: str, name: str, drop: int = 0) -> TableColumn:
@@ -326,16 +298,18 @@ def _range(values: Sequence[Any]) -> str:
     return str(least) if least == most else f"{least}-{most}"
 
 
-def _lines_below(selection: Sequence[dict[str, Any]]) -> Iterator[str]:
+def _lines_below(selection: Sequence[dict[str, Any]], full: bool) -> Iterator[str]:
     """Give what the table of comparisons leaves out: comparisons beyond the first, and why points cannot run."""
-    if (more := selection[-1]["comparison"] - MOST_COMPARISONS) > 0:
+    if not full and (more := selection[-1]["comparison"] - MOST_COMPARISONS) > 0:
         yield f"... and {more} more comparisons"
     reasons: dict[str, str] = {}
     for row in selection:
         if row["refused"]:
             reasons.setdefault(row["implementation"], row["refused"])
-    for name, reason in list(reasons.items())[:MOST_REASONS]:
+    shown = list(reasons.items())[: None if full else MOST_REASONS]
+    for name, reason in shown:
         yield f"cannot run: {name}: {reason}"
-    if (more := len(reasons) - MOST_REASONS) > 0:
+    if more := len(reasons) - len(shown):
         yield f"... and {more} more implementations that cannot run"
-    yield "--full prints every point."
+    if not full:
+        yield "--full prints all; every point is in --json."

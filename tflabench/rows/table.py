@@ -4,22 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, cast, get_args, get_origin
+from typing import TYPE_CHECKING, Any, cast, get_args, get_origin
 
 from tflabench.problem import InputError
 from tflabench.rows.schema import Row
 
 if TYPE_CHECKING:
     import pandas as pd
-
-Format = Literal["markdown", "csv"]
-
-# Of the columns of a row, those that say what a point is and what came of it.
-LISTED = (
-    "implementation", "pass", "dtype", "gates", "batch", "heads", "seq_len", "d_qk", "d_hv", "chunk_size", "status",
-    "ms_median", "ms_p20", "ms_p80", "peak_bytes", "percent_of_bound", "percent_of_own_roofline", "rel_error", "noisy",
-    "throttled", "device", "node", "reason",
-)  # fmt: skip
 
 
 def _has_parts(annotation: Any) -> bool:
@@ -104,24 +95,3 @@ def flat(table: pd.DataFrame) -> pd.DataFrame:
 
 def _json(value: object) -> str | None:
     return json.dumps(value, sort_keys=True) if isinstance(value, (list, dict)) else None
-
-
-def listing(rows: Sequence[Row], format_: Format) -> str:
-    """Return a table of rows, a line each under the names of LISTED; times in ms, memory in bytes.
-
-    Numbers are whole in CSV and have four digits in Markdown. What is not known is empty.
-    """
-    if format_ == "csv":
-        return frame(rows)[list(LISTED)].to_csv(index=False)
-    cells = [[row.columns()[name] for name in LISTED] for row in rows]
-    numeric = [any(isinstance(line[n], (int, float)) for line in cells) for n in range(len(LISTED))]
-    lines = [LISTED, ["---:" if right else "---" for right in numeric], *(map(_cell, line) for line in cells)]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
-
-
-def _cell(value: Any) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else ""
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    return "" if value is None else " ".join(str(value).replace("|", "\\|").split())

@@ -1,18 +1,18 @@
-"""The paper's claims as a Markdown page, and what stored rows say of each. No torch."""
+"""The page results/claims.md: the paper's claims, and what stored rows say of each. `tools/pages.py` writes it."""
 
 from __future__ import annotations
 
 import os
-import shlex
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from textwrap import shorten
 
+from headline import plain
+
 from tflabench.conclusions.campaigns import Campaign, campaigns
 from tflabench.conclusions.claim import Outcome
 from tflabench.conclusions.claims import check_all
-from tflabench.conclusions.markdown import plain
 from tflabench.rows.errors import find_errors
 from tflabench.rows.journal import described_runs
 from tflabench.rows.load import find_results
@@ -23,7 +23,7 @@ KERNELS = {"nxai": "mlstm_kernels", "tfla": "ours"}
 HEAD = """\
 # The paper's claims
 
-Made by `{command}` from stored rows; do not edit.
+Made by `python tools/pages.py` from stored rows; do not edit.
 
 A line is a claim of the [TFLA paper](https://arxiv.org/abs/2503.14376), with the number that it states, and
 what was measured here: of mlstm_kernels, the paper's own (`nxai_*`), and of our Triton kernels (`tfla_*`). A
@@ -34,8 +34,8 @@ over the rounds of a comparison, misses it as a whole.
 Outcomes = Mapping[tuple[str, str], Outcome]  # of one claim, by device and kernels
 
 
-def markdown(root: Path, command: Sequence[str], linked_from: Path = Path()) -> str:
-    """Return the page about all results at and below `root`, made by `command`, links relative to `linked_from`.
+def markdown(root: Path) -> str:
+    """Return the page about all results at and below `root`, where it lies.
 
     Raises:
         InputError: no results, or results that cannot be read.
@@ -50,13 +50,13 @@ def markdown(root: Path, command: Sequence[str], linked_from: Path = Path()) -> 
             theory.append(next(iter(outcomes.values())))
         elif any(outcome.decided for outcome in outcomes.values()):
             claim = next(iter(outcomes.values())).claim
-            cells = [_cell(outcomes[device, kernels], linked_from) for device in devices for kernels in KERNELS]
+            cells = [_cell(outcomes[device, kernels], root) for device in devices for kernels in KERNELS]
             table.append(f"|{plain(f'{claim.says} ({claim.source}): {claim.criterion}')}|{'|'.join(cells)}|")
         else:
             undecided.append(next(iter(outcomes.values())))
     rest = ["", "By the paper's own formulas:", "", "|claim|verdict|", "|---|---|", *map(_theory_line, theory)]
     rest += ["", "Not measured:", "", *_undecided(undecided)] if undecided else []
-    return "\n".join([HEAD.format(command=shlex.join(command)), *table, *rest]) + "\n"
+    return "\n".join([HEAD, *table, *rest]) + "\n"
 
 
 def _by_claim(root: Path) -> Mapping[str, Outcomes]:
@@ -89,10 +89,10 @@ def _undecided(outcomes: Sequence[Outcome]) -> Iterator[str]:
 
 def _theory_line(outcome: Outcome) -> str:
     says = f"{outcome.claim.says} ({outcome.claim.source}): {outcome.claim.criterion}"
-    return f"|{plain(says)}|{_cell(outcome, Path())}|"
+    return f"|{plain(says)}|{_cell(outcome)}|"
 
 
-def _cell(outcome: Outcome, linked_from: Path) -> str:
+def _cell(outcome: Outcome, linked_from: Path = Path()) -> str:
     """Return a verdict with the numbers behind it and where they are from, or why there are none."""
     if not outcome.decided:
         return plain(shorten(outcome.reason, LONGEST_REASON, placeholder=" ..."))
