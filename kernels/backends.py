@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from . import opaque_reference
-from .checks import check_chunk_size, check_heads, check_is_gate, check_name, check_sequence
+from .checks import check_chunk_size, check_is_gate, check_name, check_queries
 from .common.contract import Kernels
 from .common.operators import HAS_TRITON, constant_to_compilers
 from .common.tiling import DTYPES, fitting
@@ -191,10 +191,8 @@ def choose(
             with its reason.
     """
     check_name("layout", layout, ("bhtd", "bthd"))
-    check_sequence("q", q, layout)
-    check_sequence("v", v, layout)
     check_is_gate(gate)
-    check_heads(q, v, layout)
+    check_queries(q, q, v, "BHT" if layout == "bhtd" else "BTH")
     check_implementation(implementation, gate)
     check_chunk_size(chunk_size)
     if backward is None:

@@ -33,24 +33,13 @@ def check_inputs(
         names: of f and i.
     """
     q, k, v, f, i = inputs
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        check_tensor(name, x, q)
-        if x.dim() != len(axes) + 1 or 0 in x.shape:
-            sizes = f"({', '.join(axes)}, d)"
-            raise ValueError(f"{name} has the shape {tuple(x.shape)}: it must be {sizes}, every size at least 1")
-    of_q, of_v, head_axis = tuple(q.shape), tuple(v.shape), axes.index("H")
-    if k.shape != of_q:
-        raise ValueError(f"k has the shape {tuple(k.shape)}: it must be that of q, {of_q}")
-    groups, heads = of_q[head_axis], of_v[head_axis]
-    lead = (*of_q[:head_axis], heads, *of_q[head_axis + 1 : -1])
-    if of_v[:-1] != lead:
-        raise ValueError(f"v has the shape {of_v}: it must be {of_q[:-1]} and d_hv for q {of_q}")
-    if heads % groups != 0:
-        raise ValueError(f"v has {heads} heads: it must have a multiple of the {groups} of q and k, which share them")
+    check_queries(q, k, v, axes)
+    head_axis = axes.index("H")
+    lead, heads = v.shape[:-1], v.shape[head_axis]
     if gate.forget_of is None:
         check_absent(names[0], f)
     else:
-        of_f = lead if gate.forget_of == "step" else (heads,) if gate.forget_of == "head" else (*lead, of_q[-1])
+        of_f = lead if gate.forget_of == "step" else (heads,) if gate.forget_of == "head" else (*lead, q.shape[-1])
         f = check_tensor(names[0], f, q)
         check_shape(names[0], f, of_f)
         if gate.decays:
@@ -67,19 +56,22 @@ def check_absent(argument: str, x: object) -> None:
         raise ValueError(f"{argument} is {kind(x)}: it must be None for a gate without it")
 
 
-def check_heads(q: Tensor, v: Tensor, layout: str) -> None:
-    """Check that v has the sizes of q, and its heads or a multiple of them."""
-    head_axis = 1 if layout == "bhtd" else 2
-    for name, x in (("q", q), ("v", v)):
+def check_queries(q: Tensor, k: Tensor, v: Tensor, axes: str) -> None:
+    """Check that q and k are alike, and that v has their heads or a multiple; axes: as in `check_inputs`."""
+    for name, x in (("q", q), ("k", k), ("v", v)):
         check_tensor(name, x, q)
-        if 0 in x.shape:
-            raise ValueError(f"{name} has the shape {tuple(x.shape)}: every size must be at least 1")
-    groups, heads = q.shape[head_axis], v.shape[head_axis]
+        if x.dim() != len(axes) + 1 or 0 in x.shape:
+            sizes = f"({', '.join(axes)}, d)"
+            raise ValueError(f"{name} has the shape {tuple(x.shape)}: it must be {sizes}, every size at least 1")
+    of_q, of_v, head_axis = tuple(q.shape), tuple(v.shape), axes.index("H")
+    if k.shape != of_q:
+        raise ValueError(f"k has the shape {tuple(k.shape)}: it must be that of q, {of_q}")
+    groups, heads = of_q[head_axis], of_v[head_axis]
+    lead = (*of_q[:head_axis], heads, *of_q[head_axis + 1 : -1])
+    if of_v[:-1] != lead:
+        raise ValueError(f"v has the shape {of_v}: it must be {of_q[:-1]} and d_hv for q {of_q}")
     if heads % groups != 0:
         raise ValueError(f"v has {heads} heads: it must have a multiple of the {groups} of q and k, which share them")
-    lead = list(q.shape[:3])
-    lead[head_axis] = heads
-    check_shape("v", v, (*lead, v.shape[3]))
 
 
 def check_is_gate(gate: object) -> None:

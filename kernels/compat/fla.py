@@ -182,8 +182,8 @@ def chunk_simple_gla(call: Call) -> Output:
 @takes("q k v", "scale initial_state output_final_state cu_seqlens", "chunk_size")
 def chunk_retention(call: Call) -> Output:
     """Compute `chunk_simple_gla` with RetNet's decays, 1 - 2^(-5 - h) for head h."""
-    wide = torch.promote_types(call.v.dtype, torch.float32)
-    return _simple_gla(call._replace(g_gamma=retnet_log_decays(heads_of(call.v, "bthd"), call.v.device, wide)))
+    heads, wide = heads_of(call.v, "bthd"), torch.promote_types(call.v.dtype, torch.float32)
+    return _simple_gla(call._replace(g_gamma=retnet_log_decays(heads, call.v.device, wide)))
 
 
 @takes("q k v layer_idx num_layers", "scale initial_state output_final_state cu_seqlens", "chunk_size")

@@ -1,14 +1,14 @@
-"""The delta rules in plain PyTorch, in two forms: the oracle of their kernels, and what CPUs run.
+"""The delta rules in plain PyTorch: the oracle of their kernels, and what CPUs run.
 
     r_t = v_t - (exp(g_t) S_{t-1})^T k_t,   S_t = exp(g_t) S_{t-1} + beta_t k_t r_t^T,   o_t = scale S_t^T q_t
 
 with a decay exp(g_t) a head, or one a row of the state, which is a channel of q and k (Kimi Delta Attention).
 
-`recurrent` is the definition. `chunkwise` makes all r_t of a chunk at once, as the solution of a triangular system
-(Yang et al. 2024, "Parallelizing linear transformers with the delta rule"); what is left is linear attention with the
-values beta_t r_t. Both are exact to rounding in float64 at every decay, -inf among them: no sum of log decays is a
-difference. In 16 bits they do what tensor cores do: operands of matrix products are rounded, products are summed in
-float32. Gradients are autograd's. A g of None is no decay.
+`decode` is the definition, a step of it. `chunkwise` makes all r_t of a chunk at once, as the solution of a triangular
+system (Yang et al. 2024, "Parallelizing linear transformers with the delta rule"); what is left is linear attention
+with the values beta_t r_t. Both are exact to rounding in float64 at every decay, -inf among them: no sum of log decays
+is a difference. In 16 bits `chunkwise` does what tensor cores do: operands of matrix products are rounded, products are
+summed in float32. Gradients are autograd's. A g of None is no decay.
 """
 
 from __future__ import annotations
@@ -31,49 +31,6 @@ def without_decay(gate: DeltaGate, v: Tensor) -> tuple[Tensor, DeltaGate]:
     return v.new_zeros(v.shape[:3], dtype=torch.promote_types(v.dtype, torch.float32)), replace(gate, gated=True)
 
 
-def recurrent(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor, initial: State | None = None, *,
-    scale: float | None = None,
-) -> tuple[Tensor, State]:  # fmt: skip
-    """Compute the recurrence step by step.
-
-    Args:
-        q, k: (B, H, T, d_qk), or (B, G, T, d_qk): each for H / G consecutive heads of v.
-        v: (B, H, T, d_hv), of the dtype of q.
-        g: log decays (B, H, T), or (B, H, T, d_qk), at most 0, any floating dtype; None is no decay.
-        beta: (B, H, T), from 0 to 2, any floating dtype.
-        initial: state before the first step; None is zero.
-        scale: of q; None is 1/sqrt(d_qk).
-
-    Returns:
-        o (B, H, T, d_hv) in the dtype of q, and the state after the last step in float32 (float64 for float64).
-    """
-    work = torch.promote_types(q.dtype, torch.float32)
-    state = _start(q, v, initial)
-    q, k = shared(q, v.shape[1]), shared(k, v.shape[1])
-    g = torch.zeros_like(beta) if g is None else g
-    outputs: list[Tensor] = []
-    for t in range(q.shape[2]):
-        q_t, k_t, v_t, g_t, beta_t = (x[:, :, t].to(work) for x in (q, k, v, g, beta))
-        o_t, state = step(q_t, k_t, v_t, g_t, beta_t, state, scale=scale)
-        outputs.append(o_t)
-    return torch.stack(outputs, dim=2).to(q.dtype), State(state)
-
-
-def step(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor, *, scale: float | None = None
-) -> tuple[Tensor, Tensor]:
-    """Compute o_t (B, H, d_hv) and the state after the step.
-
-    Args:
-        q, k: (B, H, d_qk); v: (B, H, d_hv); beta: (B, H); g: like beta or like k.
-    """
-    kept = torch.exp(g if g.dim() == 3 else g[..., None])[..., None] * state
-    error = v - (k[..., None, :] @ kept).squeeze(-2)
-    state = kept + k[..., :, None] * (beta[..., None] * error)[..., None, :]
-    return ((scale_of(scale, q) * q)[..., None, :] @ state).squeeze(-2), state
-
-
 def decode(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor, state: State, *,
     gate: Gating, scale: float | None,
@@ -83,8 +40,11 @@ def decode(
     dtype, work = q.dtype, torch.promote_types(q.dtype, torch.float32)
     g = torch.zeros_like(beta) if g is None else g
     given = (shared(q, v.shape[1]), shared(k, v.shape[1]), v, g, beta, state.C)
-    o, after = step(*(x.to(work) for x in given), scale=scale)
-    return o.to(dtype), State(after)
+    q, k, v, g, beta, C = (x.to(work) for x in given)
+    C = torch.exp(g if g.dim() == 3 else g[..., None])[..., None] * C
+    error = v - (k[..., None, :] @ C).squeeze(-2)
+    C = C + k[..., :, None] * (beta[..., None] * error)[..., None, :]
+    return ((scale_of(scale, q) * q)[..., None, :] @ C).squeeze(-2).to(dtype), State(C)
 
 
 def chunkwise(
@@ -102,10 +62,19 @@ def chunkwise(
 ) -> tuple[Tensor, State]:
     """Compute the recurrence between chunks of L steps, and the steps of a chunk together.
 
-    Arguments and results as in `recurrent`, and:
+    Args:
+        q, k: (B, H, T, d_qk), or (B, G, T, d_qk): each for H / G consecutive heads of v.
+        v: (B, H, T, d_hv), of the dtype of q.
+        g: log decays (B, H, T), or (B, H, T, d_qk), at most 0, any floating dtype; None is no decay.
+        beta: (B, H, T), from 0 to 2, any floating dtype.
+        initial: state before the first step; None is zero.
+        scale: of q; None is 1/sqrt(d_qk).
         chunk_size: L, any value >= 1; the last chunk may be shorter. Memory grows as T L, with decays a channel as
             T L d_qk.
         gate, state_dtype: of no effect: g says whether there is a decay, and states are rounded to the dtype of q.
+
+    Returns:
+        o (B, H, T, d_hv) in the dtype of q, and the state after the last step in float32 (float64 for float64).
     """
     del gate, state_dtype
     T, dtype = q.shape[2], q.dtype

@@ -1,11 +1,11 @@
-"""Gated Linear Attention in plain PyTorch, in its three forms: the oracle of its kernels, and what CPUs run.
+"""Gated Linear Attention in plain PyTorch: the oracle of its kernels, and what CPUs run.
 
     S_t = diag(exp(g_t)) S_{t-1} + k_t v_t^T,   o_t = scale S_t^T q_t
 
-`recurrent` is the definition, `chunkwise` the same in chunks of L steps, `parallel` its case L = T. They run on any
-device, and are exact to rounding in float64 at every gate, -inf among them: no sum of log decays is a difference. In
-16 bits they do what tensor cores do: operands of matrix products are rounded, products are summed in float32. Gradients
-are autograd's.
+`decode` is the definition, a step of it, `chunkwise` the same of a sequence in chunks of L steps. They run on any
+device, and are exact to rounding in float64 at every gate, -inf among them: no sum of log decays is a difference. In 16
+bits `chunkwise` does what tensor cores do: operands of matrix products are rounded, products are summed in float32.
+Gradients are autograd's.
 """
 
 from __future__ import annotations
@@ -30,43 +30,6 @@ from tflabench.kernels.types import Gating
 from .gating import GLA
 
 
-def recurrent(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor, i: None = None, initial: State | None = None, *,
-    scale: float | None = None,
-) -> tuple[Tensor, State]:  # fmt: skip
-    """Compute the recurrence step by step.
-
-    Args:
-        q, k: (B, H, T, d_qk), or (B, G, T, d_qk): each for H / G consecutive heads of v.
-        v: (B, H, T, d_hv), of the dtype of q.
-        g: log decays (B, H, T, d_qk), at most 0, any floating dtype.
-        i: None, as there is no such gate.
-        initial: state before the first step; None is zero.
-        scale: of q; None is 1/sqrt(d_qk).
-
-    Returns:
-        o (B, H, T, d_hv) in the dtype of q, and the state after the last step in float32 (float64 for float64).
-    """
-    del i
-    work = torch.promote_types(q.dtype, torch.float32)
-    state = _start(q, v, initial)
-    q, k = shared(q, v.shape[1]), shared(k, v.shape[1])
-    outputs: list[Tensor] = []
-    for t in range(q.shape[2]):
-        q_t, k_t, v_t, g_t = (x[:, :, t].to(work) for x in (q, k, v, g))
-        o_t, state = step(q_t, k_t, v_t, g_t, state, scale=scale)
-        outputs.append(o_t)
-    return torch.stack(outputs, dim=2).to(q.dtype), State(state)
-
-
-def step(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor, state: Tensor, *, scale: float | None = None
-) -> tuple[Tensor, Tensor]:
-    """Compute o_t (B, H, d_hv) and the state after the step, of q, k, g (B, H, d_qk) and v (B, H, d_hv)."""
-    state = torch.exp(g)[..., None] * state + k[..., :, None] * v[..., None, :]
-    return ((scale_of(scale, q) * q)[..., None, :] @ state).squeeze(-2), state
-
-
 def decode(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, i: None, state: State, *, gate: Gating, scale: float | None
 ) -> tuple[Tensor, State]:
@@ -74,16 +37,8 @@ def decode(
     del i, gate
     dtype, work = q.dtype, torch.promote_types(q.dtype, torch.float32)
     q, k, v, g, C = (x.to(work) for x in (shared(q, v.shape[1]), shared(k, v.shape[1]), v, g, state.C))
-    o, after = step(q, k, v, g, C, scale=scale)
-    return o.to(dtype), State(after)
-
-
-def parallel(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor, i: None = None, initial: State | None = None, *,
-    scale: float | None = None,
-) -> tuple[Tensor, State]:  # fmt: skip
-    """Compute all steps at once: one chunk. Arguments as for `recurrent`; memory grows as T^2 d_qk."""
-    return chunkwise(q, k, v, g, i, initial, scale=scale, chunk_size=q.shape[2])
+    C = torch.exp(g)[..., None] * C + k[..., :, None] * v[..., None, :]
+    return ((scale_of(scale, q) * q)[..., None, :] @ C).squeeze(-2).to(dtype), State(C)
 
 
 def chunkwise(
@@ -101,9 +56,18 @@ def chunkwise(
 ) -> tuple[Tensor, State]:
     """Compute the recurrence between chunks of L steps, the parallel form within them.
 
-    Arguments and results as in `recurrent`, and:
+    Args:
+        q, k: (B, H, T, d_qk), or (B, G, T, d_qk): each for H / G consecutive heads of v.
+        v: (B, H, T, d_hv), of the dtype of q.
+        g: log decays (B, H, T, d_qk), at most 0, any floating dtype.
+        i: None, as there is no such gate.
+        initial: state before the first step; None is zero.
+        scale: of q; None is 1/sqrt(d_qk).
         chunk_size: L, any value >= 1; the last chunk may be shorter. Memory grows as T L d_qk.
         gate, state_dtype: of no effect: there is one gate, and states are rounded to the dtype of q.
+
+    Returns:
+        o (B, H, T, d_hv) in the dtype of q, and the state after the last step in float32 (float64 for float64).
     """
     del i, gate, state_dtype
     T, dtype = q.shape[2], q.dtype

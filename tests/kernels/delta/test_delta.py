@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
+from by_steps import by_steps
 from delta_cases import Case, draw, operation
 
 from tflabench import ops
@@ -34,9 +36,10 @@ def test_the_two_forms_agree_and_so_do_their_gradients(gates: str, channels: boo
     x = wide(Case(37, 8, 12, gates, "alike", beta, heads=2, sharing=2, states=True, channels=channels))
     start, leaves = State(x.pop("S")), [y for y in x.values() if y is not None]
     found: list[list[Any]] = []
-    for form, options in ((reference.recurrent, {}), *((reference.chunkwise, {"chunk_size": L}) for L in (1, 16, 64))):
-        run: Any = form
-        o, last = run(**x, initial=start, **options)
+    given = [x[name] for name in ("q", "k", "v", "g", "beta")]
+    forms: list[Any] = [partial(by_steps, reference.decode)]
+    for form in forms + [partial(reference.chunkwise, chunk_size=L) for L in (1, 16, 64)]:
+        o, last = form(*given, start)
         loss = (o * o.detach().cos()).sum() + (last.C * last.C.detach().sin()).sum()
         found.append([o, last.C, *torch.autograd.grad(loss, [*leaves, start.C])])
     for other in found[1:]:

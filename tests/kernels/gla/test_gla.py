@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from by_steps import by_steps
 from gla_cases import BOUND, DEVICE, GATES, Case, computed, distance, draw, expected, failures
 
 from tflabench import ops
@@ -122,15 +123,15 @@ def test_gates_that_all_close_leave_each_step_alone() -> None:
     assert not found["dg"].any()
 
 
-def test_the_three_forms_agree() -> None:
+def test_both_forms_agree() -> None:
     inputs, _ = draw(Case(37, 16, 24, "zeros", states=True))
     wide = [x.double() for x in inputs.values()]
     q, k, v, g, S = wide
-    of_forms = (reference.recurrent, reference.parallel, reference.chunkwise)
-    forms = [form(q, k, v, g, None, State(S)) for form in of_forms]
-    for o, last in forms[1:]:
-        torch.testing.assert_close(o, forms[0][0])
-        torch.testing.assert_close(last.C, forms[0][1].C)
+    wanted, state = by_steps(reference.decode, q, k, v, g, None, State(S))
+    for chunk_size in (16, 37):
+        o, last = reference.chunkwise(q, k, v, g, None, State(S), chunk_size=chunk_size)
+        torch.testing.assert_close(o, wanted)
+        torch.testing.assert_close(last.C, state.C)
     g = g.clamp(min=-10).requires_grad_()
     q, k, v, g, S = (*(x[..., :5, :3] for x in (q, k, v, g)), S[..., :3, :3])
 
@@ -322,7 +323,7 @@ def test_functions_of_fla(name: str, bthd: dict[str, Any]) -> None:
     o, last = getattr(fla, name)(**bthd, scale=0.5, initial_state=S, output_final_state=True)
     g = bthd["gk"] if name == "fused_recurrent_gla" else bthd["g"]
     q, k, v, g = (x.transpose(1, 2) for x in (bthd["q"], bthd["k"], bthd["v"], g))
-    wanted, state = reference.recurrent(q, k, v, g, None, State(S), scale=0.5)
+    wanted, state = by_steps(reference.decode, q, k, v, g, None, State(S), scale=0.5)
     torch.testing.assert_close(o, wanted.transpose(1, 2), rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(last, state.C, rtol=1e-4, atol=1e-4)
     assert getattr(fla, name)(**bthd)[1] is None
