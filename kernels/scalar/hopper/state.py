@@ -143,7 +143,7 @@ def read_both_parts(blocks, query, first_block, BLOCKS: gl.constexpr):
     out = gl.zeros([ROWS, 64], gl.float32, layout=layout)
     in_flight = ()
     for j in gl.static_range(BLOCKS):
-        queryT = block(query, first_block + j).permute((1, 0))
+        queryT = block(query, first_block + j + zero_from_here(first_block)).permute((1, 0))
         left, right = split_columns(blocks[j])
         pieces = split_columns(left) + split_columns(right)
         for k in gl.static_range(4):
