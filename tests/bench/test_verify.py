@@ -8,6 +8,7 @@ from functools import partial
 
 import pytest
 import torch
+from gate_trials import Trial
 from repository import SUPPORT
 from torch import Tensor
 
@@ -251,9 +252,7 @@ def test_what_is_wrong_in_one_slice_alone_is_found_in_a_prefix():
 
 @pytest.mark.parametrize("seed", range(30))
 def test_a_right_kernel_is_right_and_one_four_times_as_far_off_is_not(seed):
-    """Small sizes, whose errors are draws of few numbers; tools/gate_errors.py has more of them, and all operations."""
-    from gate_errors import Trial
-
+    """Small sizes, whose errors are draws of few numbers."""
     trial = Trial(seed, ("reference_exp", "reference_simple_gla")[seed % 2])
     assert trial.right().reason is None
     assert trial.four_times_as_far_off().reason

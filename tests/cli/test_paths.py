@@ -18,7 +18,6 @@ READERS = {
     "pack": ["rows", "pack", "{}"],
     "plot": ["plot", "{}", "--what", "roofline"],
     "report": ["report", "{}"],
-    "roofline": ["roofline", "--gpu", "H200", "--overlay", "{}"],
     "sweep": ["sweep", "--device", "cpu", "--impl", "reference_sig", "--dry-run", "--tuned-from", "{}"],
     "theory": ["theory", "fig17", "--gate", "sig", "--pass", "fw", "--overlay", "{}"],
 }

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from commands import document, on_a_cpu, output, refused, run
-from synthetic import row, write
 
 import tflabench
 from tflabench.bench import machine
@@ -182,13 +179,6 @@ class TestGpus:
         assert got["this_machine"]["measured"]["bfloat16"]["bytes_per_s"] == 4.26e12
 
 
-def stored(folder: Path, device: str = "NVIDIA H200") -> str:
-    """A results folder with a measured row, one that failed and one without FLOPs."""
-    measured = row(ms=2.0, model_flops=4e11, model_bytes=5e9, device=device)
-    failed = row("sdpa", ms=None, model_flops=4e11, model_bytes=5e9, device=device)
-    return str(write(folder, [measured, failed, row("fla_gla", model_bytes=5e9, device=device)]))
-
-
 class TestRoofline:
     def test_draws_the_papers_gpus_into_the_working_directory(self, tmp_path):
         got = document("roofline")
@@ -204,26 +194,6 @@ class TestRoofline:
         got = document("roofline", "--gpu", "H200,L40S", "--chunk-size", "128", "--out", "here.svg", "--gate", "exp")
         assert [(p["gpu"], p["chunk_size"]) for p in got["points"]] == [("H200 SXM", 128), ("L40S", 128)]
         assert (tmp_path / "here.svg").exists()
-
-    def test_overlay_draws_measured_rows_on_the_roof_of_their_gpu(self, tmp_path):
-        got = document("roofline", "--overlay", stored(tmp_path / "rows"), "--out", "over.svg")
-        assert [gpu["name"] for gpu in got["gpus"]] == ["H200 SXM"]
-        (point,) = got["measured"]
-        assert (point["label"], point["intensity"], point["device"]) == ("tfla_sig_xl", 80.0, "NVIDIA H200")
-        assert point["flops_per_s"] == pytest.approx(2e14)
-
-    def test_overlay_has_the_rows_of_the_pass_and_dtype(self, tmp_path):
-        theory = {"model_flops": 4e11, "model_bytes": 5e9, "device": "NVIDIA H200"}
-        rows = [row(ms=2.0, pass_="fw", **theory), row("sdpa", ms=4.0, pass_="fwbw", **theory)]
-        folder = str(write(tmp_path / "rows", rows))
-        for pass_, name in (("fw", "tfla_sig_xl"), ("fwbw", "sdpa")):
-            drawn = document("roofline", "--overlay", folder, "--pass", pass_)
-            assert [point["label"] for point in drawn["measured"]] == [name]
-        refused(["roofline", "--overlay", folder, "--dtype", "float32"], "has no measured rows of --pass fw")
-
-    def test_overlay_of_a_machine_without_a_known_gpu_keeps_the_usual_roofs(self, tmp_path):
-        folder = stored(tmp_path / "rows", device="Some CPU, 2 cores")
-        assert len(document("roofline", "--overlay", folder)["gpus"]) == 3
 
 
 @pytest.mark.parametrize(

@@ -4,29 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
+import numpy as np
 import pytest
 from figure_cases import gains, tradeoff
 from figure_rows import SWEEPS, made
 from matplotlib.text import Text
-from synthetic import row
 
 from tflabench.figures import gain_maps, paper
 from tflabench.figures.matplotlib_renderer import draw
 from tflabench.figures.model import Curve, Figure, Rule
 from tflabench.figures.roofline import of_gpus
-from tflabench.figures.source import Source
-from tflabench.rows.load import Results
 from tflabench.theory.hardware import find
 
 
 def roofline() -> Figure:
-    costs = {int(size): tradeoff().cost(int(size)) for size in tradeoff().sizes(5)}
-    facts = {"model_flops": 4e11, "model_bytes": 5e9, "device": "NVIDIA H100 80GB HBM3"}
-    rows = (row(ms=2.0, **facts), row("hopper_sig", ms=1.0, **facts))
-    source = Source.of(Results(Path(), rows, {}))
-    return of_gpus([find("A100"), find("B200")], costs, "mLSTMsig forward: d_qk 256", source)
+    costs = {int(size): tradeoff().cost(int(size)) for size in np.geomspace(16, 8192, 5)}
+    return of_gpus([find("A100"), find("B200")], costs, "mLSTMsig forward: d_qk 256")
 
 
 FIGURES: dict[str, Callable[[], Figure]] = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 from tflabench.bench.machine import chosen_gpu
 from tflabench.cli.common import app, options
 from tflabench.cli.common.console import RenderableType, emit
-from tflabench.cli.common.paths import Overlay, out_file, write_drawn
+from tflabench.cli.common.paths import out_file, write_drawn
 from tflabench.conclusions.tables import FittedTable, TableColumn
 from tflabench.problem import InputError, Problem
 
 if TYPE_CHECKING:
     from tflabench.figures.roofline import Roofline
-    from tflabench.figures.source import Source
     from tflabench.theory.hardware import Gpu
 
 SIZES = "Mark these L: 64,128 or 16:4096:x4."
@@ -29,7 +28,7 @@ Gpus = Annotated[
         "Draw the roofs of these GPUs, comma-separated.",
         "--gpu",
         autocompletion=options.complete_gpu_lists,
-        show_default="those of --overlay, else V100,A100,H100",
+        show_default="V100,A100,H100",
     ),
 ]
 
@@ -48,34 +47,26 @@ def roofline(  # noqa: PLR0913  options
     gpu: Gpus = None,
     peak_tflops: options.PeakTflops = None,
     bandwidth_tbs: options.BandwidthTbs = None,
-    overlay: Overlay = None,
     out: Annotated[Path, out_file("roofline.png")] = Path("roofline.png"),
     as_json: options.Json = False,
 ) -> None:
-    """Draw the arithmetic intensity of chunk sizes under the rooflines of GPUs, with measured points laid over."""
-    from tflabench.figures.roofline import counted, of_chunk_sizes, of_gpus
-    from tflabench.theory import hardware
+    """Draw the arithmetic intensity of chunk sizes under the rooflines of GPUs. `plot` draws measured points."""
+    from tflabench.figures.roofline import of_chunk_sizes, of_gpus
 
-    over = _measured(overlay, pass_, dtype) if overlay else None
-    if gpu or peak_tflops or bandwidth_tbs:
-        chips = [chosen_gpu(name, dtype, peak_tflops, bandwidth_tbs) for name in (gpu.split(",") if gpu else [None])]
-    else:
-        measured = map(hardware.from_device_name, over.rows["device"].unique()) if over else ()
-        chips = [chosen_gpu(name, dtype) for name in [gpu.name for gpu in measured if gpu] or ("V100", "A100", "H100")]
+    given: Sequence[str | None] = gpu.split(",") if gpu else ["V100", "A100", "H100"]
+    if not gpu and (peak_tflops or bandwidth_tbs):
+        given = [None]
+    chips = [chosen_gpu(name, dtype, peak_tflops, bandwidth_tbs) for name in given]
     sizes = _sizes(chunk_size)
     problem = Problem(1, 1, max(sizes), d_qk, d_hv, dtype=dtype, pass_=pass_)  # type: ignore[arg-type]
     drawn = of_chunk_sizes(
         chips, sizes, problem, gate, causal_factor=causal_factor, state_dtype=state_dtype, counts=counts
     )
-    write_drawn(of_gpus(chips, drawn.costs, drawn.title, over), out)
+    write_drawn(of_gpus(chips, drawn.costs, drawn.title), out)
     document = {
         "file": str(out),
         "gpus": [asdict(chip) for chip in chips],
         "points": drawn.points,
-        "measured": [
-            {"label": row.implementation, "intensity": row.intensity, "flops_per_s": row.rate, "device": row.device}
-            for row in (counted(over.rows).itertuples() if over else ())
-        ],
     }
     emit(document, _text(drawn), as_json)
 
@@ -114,24 +105,3 @@ def _text(drawn: Roofline) -> Iterator[RenderableType]:
     yield Text(drawn.title, style="bold")
     yield FittedTable(columns, drawn.costs)
     yield "TFLOP/s that the roof allows at that intensity, and what bounds it."
-
-
-def _measured(folder: Path, pass_: str, dtype: str) -> Source:
-    """Return the rows of a pass and dtype that were measured.
-
-    Raises:
-        InputError: there is none.
-    """
-    from tflabench.figures.source import Source
-    from tflabench.rows.load import Results, find_results
-
-    folders = find_results(folder)
-    rows = [row for results in folders for row in results.rows if row.status == "ok"]
-    there = dict.fromkeys(f"--pass {row.pass_} --dtype {row.dtype}" for row in rows)
-    rows = [row for row in rows if (row.pass_, row.dtype) == (pass_, dtype)]
-    if not rows:
-        raise InputError(
-            f"{folder} has no measured rows of --pass {pass_} --dtype {dtype}; it has {', '.join(there) or 'none'}"
-        )
-    runs = {run: described for results in folders for run, described in results.runs.items()}
-    return Source.of(Results(folder, tuple(rows), runs))

@@ -84,14 +84,6 @@ def near(rows: Rows, quantity: Quantity, name: str, leaders: Iterable[str]) -> s
     return None
 
 
-def ranked(values: Iterable[tuple[str, float]]) -> dict[str, bool]:
-    """Return names in the order of the least value of each, and whether each is among the MOST that a figure names."""
-    least: dict[str, float] = {}
-    for name, value in values:
-        least[name] = min(value, least.get(name, value))
-    return {name: rank < MOST for rank, name in enumerate(sorted(least, key=least.__getitem__))}
-
-
 def require(patterns: Sequence[str], names: Collection[str], option: str) -> None:
     """Raise InputError for a pattern that matches none of the implementations, and warn where more match than MOST.
 

@@ -15,13 +15,13 @@ from tflabench.figures.captions import caption, provenance
 from tflabench.figures.curves import BACKGROUND
 from tflabench.figures.highlights import chosen, device_name
 from tflabench.figures.looks import BLACK, GREEN, MARKERS, ORANGE, PURPLE, SKY, Look
-from tflabench.figures.model import AxisName, Curve, Figure, Ink, Key, Panel, Rule
+from tflabench.figures.model import AxisName, Curve, Figure, Ink, Panel, Rule
 from tflabench.figures.quantities import PASSES, RUNTIME, Rows, by_pass
 from tflabench.figures.source import Source
 from tflabench.problem import Problem, dtype_bytes, one_of
 from tflabench.theory.chunk_size import Tradeoff
 from tflabench.theory.cost import GATES, Cost
-from tflabench.theory.hardware import DATASHEET_DTYPES, Ceilings, Gpu, from_device_name, short_device
+from tflabench.theory.hardware import DATASHEET_DTYPES, Ceilings, Gpu, from_device_name
 from tflabench.theory.roofline import attainable, compute_bound
 
 ROOF = Ink("#404040")
@@ -118,44 +118,22 @@ def of_chunk_sizes(
     return Roofline(title, gpus, {size: tradeoff.cost(size) for size in sizes})
 
 
-def of_gpus(gpus: Sequence[Gpu], costs: Mapping[int, Cost], setting: str, source: Source | None = None) -> Figure:
-    """Return the rooflines of GPUs (eq. 119), the intensity of each L as an upright line, and measured points.
-
-    Points of a GPU whose roof is not drawn are hollow, and the legend names it.
+def of_gpus(gpus: Sequence[Gpu], costs: Mapping[int, Cost], setting: str) -> Figure:
+    """Return the rooflines of GPUs (eq. 119), and the intensity of each L as an upright line.
 
     Args:
         costs: of a chunk size.
         setting: what is modelled, in words.
-        source: rows of one pass and dtype to lay over.
     """
-    points: list[Curve] = []
-    notes: list[str] = []
-    keys: list[Key] = []
-    if source is not None and len(done := counted(source.rows)):
-        names = chosen(done, RUNTIME, source.looks, source.highlight)
-        devices = {str(device): short_device(str(device)) for device in done["device"].unique()}
-        for device, name in devices.items():
-            of_device = list(_points(done[done["device"] == device], source, names, RATES[0][1]))
-            if name not in map(short, gpus):
-                of_device = [replace(curve, hollow=[True] * len(curve.x)) for curve in of_device]
-                keys.append(Key(f"measured on {name}, whose roof is not drawn", Ink(ROOF.colour, "circle"), "hollow"))
-            if len(devices) > 1:
-                of_device = [replace(curve, label=curve.label and f"{curve.label}, {name}") for curve in of_device]
-            points += of_device
-        grey = dict.fromkeys(source.looks[curve.name].title for curve in points if curve.role == "context")
-        notes += [f"Points: modelled FLOPs over measured time, {caption(done)}; {provenance(done, source.runs)}."]
-        notes += [f"Grey: {'; '.join(grey)}."] if grey else []
     sizes = f"L = {min(costs)}" + (f" to {max(costs)}" if len(costs) > 1 else "")
     return Figure(
         stem="roofline",
         title=f"Rooflines of {', '.join(dict.fromkeys(map(short, gpus)))}, and where {sizes} meets them",
         setting=setting,
-        panels=(under(roofs(gpus), points, {size: float(cost.intensity) for size, cost in costs.items()}),),
-        keys=tuple(keys),
+        panels=(under(roofs(gpus), [], {size: float(cost.intensity) for size, cost in costs.items()}),),
         caption=(
             "Upright: the intensity of chunk sizes, where there is room. It meets a roof at the rate of this GPU.",
             "Left of the bend of a roof moving bounds a kernel, right of it computing.",
-            *notes,
             sources(gpus),
         ),
         height=2.4,

@@ -113,11 +113,6 @@ class Tradeoff:
         low, high = (-excess - root) / (2 * a), (-excess + root) / (2 * a)
         return max(1, math.ceil(low)), min(seq_len, math.floor(high))
 
-    def sizes(self, count: int) -> np.ndarray:
-        """`count` real L from 16, the smallest that kernels take, to T, evenly spaced on a log scale."""
-        last = float(self.problem.seq_len)
-        return np.geomspace(min(16.0, last), last, count)
-
     def memory(self, chunk_size: Number) -> Number:
         """Peak bytes of a call: inputs, output, a state a chunk, and with "fwbw" the gradients of all of these."""
         p = self.problem
