@@ -58,6 +58,7 @@ def main() -> None:
         if name == "fused":
             walks = [launch for launch in caught if launch[0].__name__.startswith("walk")]
             variants = {str(launch[2]["config"]): launch for launch in walks}
+            variants["pairs"] = next(launch for launch in caught if launch[0].__name__ == "add_pairs_of_tiles")
             ordinary = {launch[0].__name__: launch for launch in walks if not launch[2]["config"].exact}
             once = variants if EVERY else ordinary
         rows += [compiled(launch, 90) | {"case": name} for launch in once.values()]

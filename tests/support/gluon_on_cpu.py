@@ -338,7 +338,12 @@ class Machine:
         known = {
             "triton": SimpleNamespace(constexpr_function=lambda f: f, jit=self._jit),
             "triton.language.core": SimpleNamespace(_aggregate=lambda cls: cls, base_value=object),
-            "triton.language": SimpleNamespace(language=SimpleNamespace(constexpr=None)),  # of `carry`, which is Triton
+            "triton.language": SimpleNamespace(
+                language=SimpleNamespace(
+                    constexpr=None,  # of `carry`, which is Triton
+                    range=lambda *ends, disable_licm: counted(*ends),
+                )
+            ),
             "triton.experimental": SimpleNamespace(gluon=SimpleNamespace(jit=self._jit)),
             "triton.experimental.gluon": SimpleNamespace(language=self._language()),
             "triton.experimental.gluon.language.nvidia.hopper": self._hopper(),

@@ -7,6 +7,7 @@ They go by blocks of 16 steps, as in kda/hopper/gradients.py. What the pairs j <
 (channels.py) is 0 in sum, so dg of no other tile takes part in it. A gate that is shut has no gradient.
 """
 
+import triton.language as tl
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -84,7 +85,8 @@ def add_pairs_of_tiles(  # noqa: PLR0913, PLR0915  descriptors, which Triton doe
     loaded = gl.allocate_shared_memory(gl.int64, [3, 1], mbarrier.MBarrierLayout())
     for n in gl.static_range(3):
         mbarrier.init(loaded.index(n), count=1)
-    for number in range(gl.minimum(TOGETHER, num_tiles - first)):
+    # Else addresses stay in registers from tile to tile, and 848 bytes are spilled, not 16.
+    for number in tl.range(gl.minimum(TOGETHER, num_tiles - first), disable_licm=True):
         step, phase = (first + number) * 64, number & 1
         at = [batch, head, step, channel]
         descs = q_desc, k_desc, g_desc, do_desc, v_desc

@@ -42,8 +42,9 @@ def test_kernels_fit_the_chip(compiled: list[dict[str, Any]]) -> None:
 def test_fused_walks_fit_the_chip(compiled: list[dict[str, Any]]) -> None:
     """They spill little, and ptxas serialises no product (C75xx)."""
     kernels = [kernel for kernel in compiled if kernel["case"] == "fused"]
-    assert {kernel["kernel"] for kernel in kernels} == {"walk_columns", "walk_channels"}
+    every = {"walk_columns": 512, "walk_channels": 512} | ({"add_pairs_of_tiles": 32} if EVERY else {})
+    assert {kernel["kernel"] for kernel in kernels} == every.keys()
     for kernel in kernels:
-        assert kernel["spilled_bytes"] <= 512, kernel
+        assert kernel["spilled_bytes"] <= every[kernel["kernel"]], kernel
         assert kernel["shared_bytes"] <= SHARED_MEMORY[90], kernel
         assert not kernel["warnings"], kernel
