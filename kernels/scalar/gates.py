@@ -674,7 +674,7 @@ def gate_gradients(
 
     Args:
         log_f: as that returned it; None computes it again, for a gate that is not stabilised.
-        overlap: chunks of at most BLOCK steps; the kernel may start while the one before it runs (`overlapping`).
+        overlap: chunks of at most BLOCK steps; the kernel may start while the one before it runs.
 
     Returns:
         df like f (one number a head is summed over batch and time, a block of steps in the kernel), di like i or None.
@@ -715,14 +715,6 @@ def gate_gradients(
     if gate.per_head:
         df = df.sum((0, 2)).to(f.dtype)
     return df, None if i is None else di
-
-
-def overlapping(x: Tensor, overlap: bool = True) -> dict[str, bool]:
-    """Return options of a kernel that may start while the one before it runs (programmatic dependent launch).
-
-    It does on the GPU of x, if that is one, which is to have compute capability 9.0.
-    """
-    return {"OVERLAP": True, "launch_pdl": True} if overlap and x.is_cuda else {"OVERLAP": False}
 
 
 def _expanded(f: Tensor, i: Tensor | None, shape: tuple[int, int, int]) -> tuple[Tensor, Tensor]:

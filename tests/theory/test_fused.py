@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from tflabench.kernels.common.contract import Arguments, KernelOptions
-from tflabench.kernels.common.sizes import Device, Sizes
+from tflabench.kernels.common.sizes import Device, Sizes, in_steps
 from tflabench.kernels.scalar.plan import hopper as plans
 from tflabench.kernels.scalar.plan.hopper import Kernel, TileGradients, Walk
 from tflabench.kernels.scalar.plan.hopper_shapes import TILE, WalkShape
@@ -472,24 +472,11 @@ def test_waves_are_programs_over_multiprocessors():
         fused.waves(FIG_4, SIG, 4096, custom(100, 1))
 
 
-@pytest.mark.parametrize("pass_", ["fw", "fwbw"])
-def test_the_best_l_fills_the_chip_and_no_more(pass_):
-    """One segment where batch and heads fill it; at T = 65536 what h needs, and dq and dk, which at 128/256 have half
-    as many programs.
-    """
-    one = {"batch": 1, "seq_len": 65536, "pass_": pass_}
-    assert fused.best_chunk_size(FIG_4.with_(pass_=pass_), SIG, H200) == 4096
-    two = {"batch": 2, "seq_len": 32768, "pass_": pass_}
-    for shape, in_training in ((FIG_4, 8), (WIDE, 4)):  # of the wide one dq and dk have as many programs as h
-        best = fused.best_chunk_size(shape.with_(**one), SIG, H200)
-        assert best == {"fw": 14592, "fwbw": 65536 // in_training}[pass_]
-        forward, _ = fused.planned(shape.with_(**one), SIG, best)
-        first = forward.first.items if forward.first else 0
-        wanted = {"fw": (112, 4, 32), "fwbw": (1024 // in_training, in_training, 0)}[pass_]
-        assert (forward.cut.first_tiles, len(forward.h.segments), first) == wanted
-        assert fused.best_chunk_size(shape.with_(**two), SIG, H200) == {
-            "fw": 13184, "fwbw": 65536 // in_training,
-        }[pass_]  # fmt: skip
+def test_the_chunk_size_is_the_one_that_the_kernels_choose():
+    problem = Problem(1, 8, 65536, 128, 256, pass_="fwbw")
+    device = Device(90, 132, in_steps(4.8e12))
+    chosen = plans.default_chunk_size(Sizes(1, 8, 1, 65536, 128, 256), device, normalise=False, backward=True)
+    assert fused.chosen_chunk_size(problem, SIG, H200) == chosen < 65536
 
 
 def test_a_short_first_segment_spares_the_state_pass_two_of_them():

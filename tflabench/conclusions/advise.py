@@ -338,7 +338,7 @@ def _chunk_sizes(impl: Implementation, demand: Demand, gpu: Gpu) -> tuple[list[i
 
 
 def optima(problem: Problem, gate: str, gpu: Gpu, tile: int, usual: int) -> dict[str, Any]:
-    """Return the L of least time of our kernels: "calibrated", "fused", and of the "kernel" that runs.
+    """Return the L of least time of our Triton kernels ("calibrated"), that of "fused", and of the "kernel" that runs.
 
     That one is what implementation="auto" of our operations runs on the GPU. Its name and L are None where none runs,
     and "refused" says why the last one does not.
@@ -386,16 +386,16 @@ def _triton_chunk(impl: Implementation | None, problem: Problem, gpu: Gpu, tile:
 
 
 def _fused_chunk(impl: Implementation | None, problem: Problem, gate: str, gpu: Gpu) -> dict[str, Any] | None:
-    """Return the L of least time of fused kernels and what it takes; None where they do not run."""
+    """Return the L that fused kernels choose, and what it takes; None where they do not run."""
     if impl is None or impl.refusal_on(problem, gpu):
         return None
     kernel = Modelled("fused", gate)
-    best = fused.best_chunk_size(problem, kernel, gpu)
-    launched = fused.launched(problem, kernel, best)
+    chosen = fused.chosen_chunk_size(problem, kernel, gpu)
+    launched = fused.launched(problem, kernel, chosen)
     return {
-        "chunk_size": best,
-        "segments": fused.segments(problem, best),
-        "predicted_ms_lower": fused.runtime(problem.with_(chunk_size=best), kernel, gpu) * 1e3,
-        "waves": fused.waves(problem, kernel, best, gpu),
+        "chunk_size": chosen,
+        "segments": fused.segments(problem, chosen),
+        "predicted_ms_lower": fused.runtime(problem.with_(chunk_size=chosen), kernel, gpu) * 1e3,
+        "waves": fused.waves(problem, kernel, chosen, gpu),
         "on_chip_state_bytes": {walk.name: walk.on_chip_bytes for walk in launched},
     }

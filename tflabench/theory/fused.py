@@ -2,8 +2,8 @@
 
 A walk carries one head's state on chip over tiles of 64 steps and makes one output: h forward, dq, dk and dv backward.
 So FLOPs are those of the chunkwise form with chunks of one tile, whatever L is. L < T cuts a sequence into T/L segments
-side by side, and a state pass computes what each starts from. L = T is best where batch * heads fill the chip, else
-the L of as many segments as fill it (`best_chunk_size`). Backward of 64 by 64 heads is no walk: two state passes write
+side by side, and a state pass computes what each starts from: where batch * heads do not fill the chip, as many as do
+(`chosen_chunk_size`). Backward of 64 by 64 heads is no walk: two state passes write
 C and dC of every tile, from which one kernel (`TileGradients`) makes all gradients. docs/kernels.md tells it at length.
 
 `runtime` is a lower bound, of the slower of memory and matrix products, these over whole waves of programs. Neither it
@@ -15,10 +15,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from tflabench.kernels.common.sizes import USUAL, Device
+from tflabench.kernels.common.sizes import USUAL, Device, in_steps
 from tflabench.kernels.scalar.plan import hopper as plans
 from tflabench.kernels.scalar.plan.hopper import Kernel, StatePass, TileGradients, Walk
-from tflabench.kernels.scalar.plan.hopper_segments import Cut, Segments
+from tflabench.kernels.scalar.plan.hopper_segments import Segments
 from tflabench.kernels.scalar.plan.hopper_shapes import TILE, WIDTH, held
 from tflabench.problem import InputError, Problem
 from tflabench.theory import walk_counts
@@ -294,18 +294,11 @@ def runtime(problem: Problem, kernel: Modelled, gpu: Gpu, *, overlapped: bool = 
     return seconds
 
 
-def best_chunk_size(problem: Problem, kernel: Modelled, gpu: Gpu) -> int:
-    """Return the L of least `runtime`; the largest among equals.
-
-    Candidates are T and the powers of two from a tile up to it. Forward alone may also cut into a power of two of
-    segments behind one half as long.
-    """
-    tiles = math.ceil(problem.seq_len / TILE)
-    candidates = {TILE * 2**n for n in range((tiles - 1).bit_length())} | {TILE * tiles}
-    if problem.pass_ == "fw":
-        candidates |= {TILE * Cut(2 * n + 1).segment_tiles(tiles) for n in (2, 4, 8, 16) if 32 * n <= tiles}
-    ordered = sorted(candidates, reverse=True)
-    return min(ordered, key=lambda size: runtime(problem.with_(chunk_size=size), kernel, gpu))
+def chosen_chunk_size(problem: Problem, kernel: Modelled, gpu: Gpu) -> int:
+    """Return the L that the kernels choose on a GPU."""
+    device = Chip.of(gpu).device._replace(bandwidth=in_steps(gpu.ceilings.bytes_per_s))
+    of, normalise = sizes(problem, kernel.group(problem)), GATES[kernel.gate].normalized
+    return plans.default_chunk_size(of, device, normalise=normalise, backward=problem.pass_ == "fwbw")
 
 
 def _gate_bytes(p: Problem, gate: Gate) -> float:
