@@ -27,7 +27,6 @@ from tflabench.selection.presets import load_preset, preset_names
 from tflabench.theory.hardware import short_devices
 
 MOST_PEERS = 10  # in a table
-NEAR = 0.02  # two occasions are expected to agree within this
 NEARLY = 0.8  # of the most ratios that one size has
 TIE = 0.01  # nearer to each other than this, nobody wins
 HEAD = """\
@@ -48,7 +47,6 @@ of the paper or another sweep. Names are those that `--impl` takes.
 - Times are of the GPU with a cold L2, without what the host adds.
 - *% of bound*: the least time of any kernel, which reads inputs and writes outputs once, over that of our
   fastest mLSTM.
-- A second occasion is the same versions measured again, and ratios are expected within 2%.
 - Empty: not asked for. *wrong* and the like: the rows say why. (1/4): at 1 of 4 points.
 
 Where several folders have a figure, its table is of the one with most ratios. It is at one large size with
@@ -399,18 +397,12 @@ def _origin(campaign: Campaign) -> str:
 
 
 def _others(best: HeadlineOccasion, others: Sequence[HeadlineOccasion], size: Size, root: Path) -> Iterator[str]:
-    """Yield how other occasions agree with the one that has the table, and what was timed only there."""
+    """Yield where other rows of a figure are, and what was timed only there."""
     missing = {key for key, pair in best.pairs.items() if key[0] == size and pair.peer.status != "ok"}
     for other in others:
         where = _link(root, other.campaign, best.campaign)
-        changes = {} if other.campaign.apart_from(best.campaign) else dict(_changes(best, other))
         only_here = {key: pair for key, pair in other.pairs.items() if key in missing and pair.ratio}
-        if changes:
-            near = sum(abs(change) <= NEAR for change in changes.values())
-            (_, pass_, name), far = max(changes.items(), key=lambda item: abs(item[1]))
-            farthest = f", the furthest {far:+.1%} ({plain(name)}, {PASS_TITLES[pass_]})" * (near < len(changes))
-            yield f"- A second occasion: {near} of {len(changes)} ratios within {NEAR:.0%}{farthest}: {where}."
-        elif only_here:
+        if only_here:
             cells = [
                 f"{PASS_TITLES[pass_]} {name}/{pair.ours.implementation} {pair.cell}"
                 for (_, pass_, name), pair in only_here.items()
@@ -420,17 +412,3 @@ def _others(best: HeadlineOccasion, others: Sequence[HeadlineOccasion], size: Si
             yield f"- Timed elsewhere: {plain(', '.join(cells))}: {where}."
         else:
             yield f"- Other rows: {where}."
-
-
-def _changes(first: HeadlineOccasion, second: HeadlineOccasion) -> Iterator[tuple[tuple[Size, str, str], float]]:
-    """Yield by how much ratios of the same points changed from one occasion to another."""
-    for key, pair in first.pairs.items():
-        again = second.pairs.get(key, Pair(pair.peer, None))
-        apart = pair.peer.comparison_id != again.peer.comparison_id
-        if apart and _what_ran(pair) == _what_ran(again) and (before := pair.ratio) and (after := again.ratio):
-            yield key, after.value / before.value - 1
-
-
-def _what_ran(pair: Pair) -> list[tuple[str, int | None, str | None]]:
-    """Return the points of a pair and the versions that ran."""
-    return [(row.point, row.kernel_version, row.package_version) for row in pair if row]

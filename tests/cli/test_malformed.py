@@ -45,7 +45,7 @@ WRONG = [
     ("sweep", "-a", "seq_len=64:128:x1"),
     ("sweep", "--tuned-from", "odd_runs"),
     ("profile", "--keep", "a_file/below"),
-    ("reproduce", "--results", "rows", "--tune-seconds", "nan,"),
+    ("sweep", "--tune-seconds", "nan,"),
     ("plot", "version"),
     ("plot", "rows", "--highlight", ","),
     ("plot", "rows", "--what", "runtme"),

@@ -102,25 +102,6 @@ def test_a_peer_is_held_against_ours_that_computes_the_same(tmp_path):
     assert "- Failures, oom: sdpa\n" in text
 
 
-@pytest.mark.parametrize(
-    ("again", "changes", "words"),
-    [
-        ((3.0, 4.0), {}, "- A second occasion: 2 of 2 ratios within 2%: [b](b/rows.csv).\n"),
-        ((3.0, 4.2), {}, "1 of 2 ratios within 2%, the furthest +5.0% (fla_kda, forward): [b]"),
-        ((3.0, 4.0), {"package_version": "other"}, "- Other rows: [b](b/rows.csv).\n"),
-        ((3.0, 4.0), {"source_hash": "other"}, "- A second occasion: 2 of 2 ratios within 2%: [b](b/rows.csv).\n"),
-    ],
-)
-def test_a_second_occasion_of_the_same_versions_says_how_far_ratios_are_apart(tmp_path, again, changes, words):
-    def measured(name: str, times: tuple[float, float], ours: float, **more) -> None:
-        peers = [at(peer, 512, ms, **more) for peer, ms in zip(("fla_gla", "fla_kda"), times, strict=True)]
-        write(tmp_path / name, [at("tfla_sig_xl", 512, ours, **more), *peers], run=RUN)
-
-    measured("a", (6.0, 8.0), 2.0)
-    measured("b", again, 1.0, comparison_id="again", **changes)
-    assert words in page(tmp_path)
-
-
 def test_kernels_that_changed_after_they_were_measured_are_named(tmp_path):
     rows = [at("hopper_sig", 512, 1.0, kernel_version=0), at("fla_gla", 512, 3.0)]
     assert "- Kernels of ours that changed after this was measured: hopper_sig.\n" in page(tmp_path, rows)

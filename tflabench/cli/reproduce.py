@@ -12,7 +12,6 @@ import typer
 from tflabench.cli.common import app, options
 from tflabench.cli.common.console import stderr
 from tflabench.cli.common.paths import folder_to_write, out_folder, print_figures
-from tflabench.cli.sweep import print_selection, seconds_to_tune
 from tflabench.problem import InputError
 
 if TYPE_CHECKING:
@@ -33,7 +32,7 @@ Root = Annotated[Path, options.option(options.OUTPUT, "DIR", "Where results fold
 
 
 @app.command("reproduce")
-def reproduce(  # noqa: PLR0913  options
+def reproduce(
     figures: Figures = None,
     matched_heads: MatchedHeads = False,
     axis: Part = None,
@@ -44,19 +43,14 @@ def reproduce(  # noqa: PLR0913  options
     format_: options.Formats = "png,svg",
     timeout: options.Timeout = 300.0,
     stop_after: options.StopAfter = None,
-    paper_protocol: options.PaperProtocol = False,
-    verify_seconds: options.VerifySeconds = None,
-    tune_seconds: options.TuneSeconds = "20",
-    jobs: options.Jobs = None,
-    dry_run: options.DryRun = False,
-    full: options.Full = False,
 ) -> None:
     """Repeat the paper's figures: measure what is missing, ours and the baselines, and draw as the paper does.
 
-    Without an NVIDIA GPU nothing is measured: the figures are drawn from the rows stored below --results.
+    Without an NVIDIA GPU nothing is measured: the figures are drawn from the rows stored below --results. What is
+    measured is what `sweep --preset paper-fig4` and the like measure, which have more options.
     """
     from tflabench.bench.machine import detect
-    from tflabench.bench.protocol import PAPER, STANDARD, Rules, end_of
+    from tflabench.bench.protocol import Rules, end_of
     from tflabench.figures import reproduce as paper
     from tflabench.figures.files import check_formats
     from tflabench.rows.load import find_results, results_folders
@@ -66,29 +60,18 @@ def reproduce(  # noqa: PLR0913  options
     wanted = [paper.find(name, matched_heads) for name in dict.fromkeys(names)]
     check_formats(formats := options.words(format_))
     machine = detect(device)
-    protocol = (PAPER if paper_protocol else STANDARD).with_(verify_s=verify_seconds)
-    rules = Rules(protocol, timeout, seconds_to_tune(tune_seconds), jobs, stop_at=stop_at)
+    rules = Rules(timeout_s=timeout, stop_at=stop_at)
     folder_to_write(root, "--results", make=False)
     if machine.kind == "cpu" and results_folders(root):
         find_results(root)  # rows that cannot be read are told of before anything is drawn
     parts, notes = _parts(wanted, matched_heads, impl, axis or ())
-    out = folder_to_write(out) if out and not dry_run else out
+    out = folder_to_write(out) if out else None
 
     note = stderr()
     if machine.kind == "cpu":
-        does = "nothing would be measured" if dry_run else f"drawing the rows stored below {root}, measuring nothing"
-        note.print(f"No NVIDIA GPU here ({machine.name}): {does}.")
-        if dry_run:
-            presets = dict.fromkeys(figure.preset for figure in parts)
-            note.print("For a GPU that is not here:")
-            for preset in presets:
-                note.print(f"  tflabench sweep --dry-run --gpu H100 --preset {preset}")
+        note.print(f"No NVIDIA GPU here ({machine.name}): drawing the rows stored below {root}, measuring nothing.")
     for line in notes:
         note.print(line)
-    if dry_run:
-        if machine.kind == "cuda":
-            _print_selections(parts, root, machine, rules, full)
-        return
     measured = _measured(parts, root, machine, rules) if machine.kind == "cuda" else {}
     _draw(parts, measured, root, out, formats)
 
@@ -115,19 +98,6 @@ def _parts(
             raise InputError(f"{outside_of}: `tflabench sweep -a` measures other values than the paper's")
         notes.append(f"Left out: {outside_of}.")
     return {figure: points for figure, points in parts.items() if points}, notes
-
-
-def _print_selections(parts: Parts, root: Path, machine: Machine, rules: Rules, full: bool) -> None:
-    """Print what would be measured for each figure."""
-    from tflabench.bench.estimate import Target
-    from tflabench.rows.load import rows_by_point
-    from tflabench.selection.points import comparisons
-
-    target = Target.of_machine(machine)
-    for figure, points in parts.items():
-        folder = root / machine.slug / figure.preset
-        stored = rows_by_point(folder)
-        print_selection(comparisons(points), target, folder, stored, rules.protocol, rules.timeout_s, full=full)
 
 
 def _measured(parts: Parts, root: Path, machine: Machine, rules: Rules) -> dict[PaperFigure, tuple[Path, int]]:

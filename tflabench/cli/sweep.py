@@ -151,7 +151,7 @@ def _print_dry_run(
     folder = out or Path("results") / slug / selection.preset.name
     folder = folder_for(folder, target.name, out is not None, stderr().print) if resume else folder
     stored = rows_by_point(folder) if resume else {}
-    print_selection(selection.comparisons, target, folder, stored, selection.protocol, timeout_s, full=full, json=json)
+    _print_selection(selection.comparisons, target, folder, stored, selection.protocol, timeout_s, full=full, json=json)
 
 
 def _target(devices: Devices) -> tuple[Target, str]:
@@ -204,7 +204,7 @@ def _end(measured: Measured, *, json: bool, full: bool, plots: bool, resume: boo
         raise undrawn
 
 
-def print_selection(
+def _print_selection(
     comparisons: Sequence[Comparison],
     target: Target,
     folder: Path,
@@ -212,8 +212,8 @@ def print_selection(
     rules: Protocol,
     timeout_s: float,
     *,
-    full: bool = False,
-    json: bool = False,
+    full: bool,
+    json: bool,
 ) -> None:
     """Print what a sweep would measure, about how long that takes, and how much memory.
 
