@@ -96,7 +96,7 @@ class Options(CommonOptions, total=False):
 
 
 class GateNames(TypedDict, total=False):
-    """The gates of all operations on q, k and v, by their names; each has its own."""
+    """The gates of all operations on q, k and v, by their names, and what goes with them; each has its own."""
 
     i: Tensor
     f: Tensor
@@ -104,6 +104,9 @@ class GateNames(TypedDict, total=False):
     slopes: Tensor
     log_decay: Tensor | None
     temperature: float
+    beta: Tensor
+    beta_max: Literal[1, 2]
+    l2_normalize: bool
 
 
 class OperationOptions(Options, GateNames, total=False):

@@ -116,9 +116,8 @@ def takes(needed: str, others: str, named: str = "") -> Callable[[Callable[[Call
     ]  # fmt: skip
 
     def decorated(function: Callable[[Call], Output]) -> Callable[..., Output]:
-        given: Any = namedtuple(
-            function.__name__, names, defaults=[usual[name] for name in (others + " " + named).split()]
-        )
+        defaults = [usual[name] for name in (others + " " + named).split()]
+        given: Any = namedtuple(function.__name__, names, defaults=defaults)  # pyright: ignore[reportUntypedNamedTuple]
 
         def called(*args: Any, **by_name: Any) -> Output:
             return function(Call(**dict(zip(names, given(*args, **by_name), strict=True))))

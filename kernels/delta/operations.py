@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypedDict, Unpack, cast, overload
+from typing import Any, Literal, TypedDict, Unpack, cast
 
 from torch import Tensor
 
-from tflabench.kernels.api import CommonOptions, compute
+from tflabench.kernels.api import CommonOptions, compute, operation
 from tflabench.kernels.checks import check_between, check_no_others, check_tensor
 from tflabench.kernels.context import checks
 from tflabench.kernels.state import State
@@ -48,16 +48,7 @@ class DeltaStepOptions(StepOptions, DeltaTerms, total=False):
     """Keywords of the steps of the delta rules: `StepOptions` and `DeltaTerms`."""
 
 
-@overload
-def delta_net(
-    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, *,
-    return_last_state: Literal[False] = False, **options: Unpack[DeltaOptions],
-) -> Tensor: ...  # fmt: skip
-@overload
-def delta_net(
-    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, *,
-    return_last_state: Literal[True], **options: Unpack[DeltaOptions],
-) -> tuple[Tensor, State]: ...  # fmt: skip
+@operation
 def delta_net(
     q: Tensor, k: Tensor, v: Tensor, beta: Tensor, *,
     return_last_state: bool = False, **options: Unpack[DeltaOptions],
@@ -71,16 +62,7 @@ def delta_net(
     return computed(q, k, v, None, beta, DeltaGate, return_last_state, options, DeltaOptions)
 
 
-@overload
-def gated_delta_net(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *,
-    return_last_state: Literal[False] = False, **options: Unpack[DeltaOptions],
-) -> Tensor: ...  # fmt: skip
-@overload
-def gated_delta_net(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *,
-    return_last_state: Literal[True], **options: Unpack[DeltaOptions],
-) -> tuple[Tensor, State]: ...  # fmt: skip
+@operation
 def gated_delta_net(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *,
     return_last_state: bool = False, **options: Unpack[DeltaOptions],
