@@ -17,7 +17,7 @@ between them, are left out of it.
 
 # pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
 # pyright: reportAttributeAccessIssue=false, reportAssignmentType=false
-# (Triton's language looks like Python, but its types are its own.)
+# (Triton's language looks like Python, but its types are its diagonal.)
 
 from __future__ import annotations
 
@@ -58,7 +58,6 @@ def kda_tile_gradients(inputs, beta, dq_rows, dk_rows, dg_rows, sizes, config: t
     TILE: tl.constexpr = config.tile
     CHANNELS: tl.constexpr = config.channels
     STEPS: tl.constexpr = config.steps
-    LEVELS: tl.constexpr = config.levels
     PRECISION: tl.constexpr = config.precision
     dtype: tl.constexpr = inputs.q.data.dtype.element_ty
     wide: tl.constexpr = tl.float32 if dtype == tl.float16 else dtype  # float16 has not the range of weights
@@ -92,7 +91,7 @@ def kda_tile_gradients(inputs, beta, dq_rows, dk_rows, dg_rows, sizes, config: t
         passing += tl.sum(state.to(tl.float32) * d_state.to(tl.float32), 1)
 
     dp *= sizes.scale
-    own = tl.sum(tl.where(r[:, None] == r[None, :], dp, 0.0), 1)[:, None]
+    diagonal = tl.sum(tl.where(r[:, None] == r[None, :], dp, 0.0), 1)[:, None]
     dp, da = dp.to(wide), (-da).to(wide)
     decays = decays_of(load_gates(inputs.g, b, h, t, c, T, d_qk), c < d_qk, config)
     since, until = decays_in_runs(decays, TILE // STEPS)
@@ -104,11 +103,11 @@ def kda_tile_gradients(inputs, beta, dq_rows, dk_rows, dg_rows, sizes, config: t
     added = k * writes
     passing = passing * tl.exp2(tl.sum(decays.totals, 0)) + tl.sum(added, 0)
     db = q * dq + k * reads - added
-    dq += own * k
-    dk = reads + writes + own * q
+    dq += diagonal * k
+    dk = reads + writes + diagonal * q
 
     q_tile, k_tile = as_blocks(q_tile, STEPS), as_blocks(k_tile, STEPS)
-    for level in range(LEVELS):
+    for level in range(config.levels):
         since, until, pairs = pair_decays(decays, level, config)
         up, down = tl.exp2(since), tl.exp2(until)
         later_q, later_k = as_tile((q_tile * up).to(wide)), as_tile((k_tile * up).to(wide))

@@ -95,7 +95,6 @@ def tile_operands(q, k, g, beta, operands, scale, heads, T, d, config: tl.conste
     CHANNELS: tl.constexpr = config.channels
     STEPS: tl.constexpr = config.steps
     PARTS: tl.constexpr = config.parts
-    LEVELS: tl.constexpr = config.levels
     PRECISION: tl.constexpr = config.precision
     dtype: tl.constexpr = q.data.dtype.element_ty
     wide: tl.constexpr = tl.float32 if dtype == tl.float16 else dtype  # float16 has not the range of weights
@@ -121,7 +120,7 @@ def tile_operands(q, k, g, beta, operands, scale, heads, T, d, config: tl.conste
         store_matrix(operands.k_writes, k_tile * as_tile(tl.exp2(until)), bh, t, c, T, d)
         tl.store(operands.decays + (bh.to(tl.int64) * tiles + tile) * d + c, tl.sum(decays.totals, 0), mask=c < d)
         q_tile, k_tile = as_blocks(q_tile, STEPS), as_blocks(k_tile, STEPS)
-        for level in range(LEVELS):
+        for level in range(config.levels):
             since, until, pairs = pair_decays(decays, level, config)
             up = tl.exp2(since)
             earlier = as_tile((k_tile * tl.exp2(until)).to(wide))
