@@ -12,7 +12,6 @@ from repository import ROOT
 EXAMPLES = ROOT / "examples"
 SAYS = {
     "add_a_kernel": ["step_by_step       64     ok"],
-    "best_chunk_size": ["H100, by theory: L = 256 at d_hv 128", "H100, measured: tfla_sig_xl is fastest at L = 256"],
     "compare_two": ["T = 64: ", "T = 128: ", "wrote compare_two.png"],
     "decode_step_by_step": ["after 512 tokens the state has 65 KiB", "32 tokens decoded"],
     "gla_layer": ["y (2, 100, 64)", "alone [4.0, 9.0, 15.0, 22.0], behind those before [10.0, 15.0, 21.0, 28.0]"],

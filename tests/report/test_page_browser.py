@@ -186,7 +186,7 @@ def test_only_this_and_hide_act_on_chart_and_table(opened, written, tmp_path):
 # --- names
 
 
-FOLDS = "#open=fold-rows+fold-roofline+fold-claims+fold-machines+fold-commands"
+FOLDS = "#open=fold-rows+fold-roofline+fold-machines+fold-commands"
 
 
 def test_names_are_words_whatever_they_hold(opened):

@@ -27,7 +27,7 @@ Gpus = Annotated[
         "NAMES",
         "Draw the roofs of these GPUs, comma-separated.",
         "--gpu",
-        autocompletion=options.complete_gpu_lists,
+        autocompletion=options.complete_gpus,
         show_default="V100,A100,H100",
     ),
 ]

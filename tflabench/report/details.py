@@ -1,20 +1,16 @@
-"""The folds of the page: all rows as columns, claims, machines and commands."""
+"""The folds of the page: all rows as columns, machines and commands."""
 
 from __future__ import annotations
 
 import math
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tflabench.conclusions.campaigns import campaigns
-from tflabench.conclusions.claims import CLAIMS, KERNELS, check_all
 from tflabench.figures.quantities import PASSES
 from tflabench.figures.source import Source
-from tflabench.rows.errors import find_errors
 from tflabench.rows.load import Results
 from tflabench.rows.schema import Row
 
@@ -62,22 +58,6 @@ def _number(value: float | None) -> float | None:
     if value is None or not math.isfinite(value):
         return None
     return value if isinstance(value, int) else float(f"{value:.6g}")
-
-
-def claims(directory: Path, results: Iterable[Results]) -> list[list[str]]:
-    """Return a line a claim and set of kernels: verdict, claim, source, kernels, values or reason, deciding command."""
-    names = {need.name.format(kernels) for claim in CLAIMS for need in claim.needs.values() for kernels in KERNELS}
-    wanted = [
-        replace(folder, rows=tuple(row for row in folder.rows if row.implementation in names)) for folder in results
-    ]
-    outcomes = check_all(campaigns(wanted), find_errors(directory))
-    return [
-        [
-            outcome.verdict, outcome.claim.says, outcome.claim.source, outcome.kernels,
-            outcome.in_words, outcome.command or "",
-        ]
-        for outcome in outcomes
-    ]  # fmt: skip
 
 
 def machines(named: Mapping[str, Results]) -> list[dict[str, Any]]:

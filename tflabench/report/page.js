@@ -239,7 +239,6 @@
   };
 
   // --- folds
-  const table = (rows) => rows.map((row, n) => tag("tr", {}, ...row.map((words) => tag(n ? "td" : "th", {}, words))));
   function command(text) {
     const button = tag("button", { type: "button" }, "copy");
     const code = tag("code", {}, ...text.split(" ").flatMap((word, n) => [n ? " " : "", tag("span", {}, word)]));
@@ -249,8 +248,6 @@
     };
     return tag("p", { className: "command" }, code, button);
   }
-  const heads = ["verdict", "claim", "where", "kernels", "measured, or why not", "would be decided by"];
-  $("claims").append(...table([heads, ...data.claims]));
   for (const { folders, facts } of data.machines) $("machines").append(list([["results", folders.join(", ")], ...facts]));
   for (const [text, says] of data.commands) $("commands").append(command(text), tag("p", { className: "muted" }, says));
   for (const fold of document.querySelectorAll("details")) {

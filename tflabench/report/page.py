@@ -112,7 +112,6 @@ def _payload(directory: Path, named: Mapping[str, Results], source: Source) -> d
         "charts": list(charts(source)),
         "rooflines": list(rooflines(source)),
         "rows": details.table(source),
-        "claims": details.claims(directory, named.values()),
         "machines": details.machines(named),
         "commands": details.commands(directory, named),
         "dark": plotly_renderer.DARK,
