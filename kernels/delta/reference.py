@@ -41,10 +41,10 @@ def decode(
     g = torch.zeros_like(beta) if g is None else g
     given = (shared(q, v.shape[1]), shared(k, v.shape[1]), v, g, beta, state.C)
     q, k, v, g, beta, C = (x.to(work) for x in given)
-    C = torch.exp(g if g.dim() == 3 else g[..., None])[..., None] * C
-    error = v - (k[..., None, :] @ C).squeeze(-2)
-    C = C + k[..., :, None] * (beta[..., None] * error)[..., None, :]
-    return ((scale_of(scale, q) * q)[..., None, :] @ C).squeeze(-2).to(dtype), State(C)
+    kept = torch.exp(g if g.dim() == 3 else g[..., None])[..., None] * C
+    error = v - (k[..., None, :] @ kept).squeeze(-2)
+    after = kept + k[..., :, None] * (beta[..., None] * error)[..., None, :]
+    return ((scale_of(scale, q) * q)[..., None, :] @ after).squeeze(-2).to(dtype), State(after)
 
 
 def chunkwise(

@@ -37,8 +37,8 @@ def decode(
     del i, gate
     dtype, work = q.dtype, torch.promote_types(q.dtype, torch.float32)
     q, k, v, g, C = (x.to(work) for x in (shared(q, v.shape[1]), shared(k, v.shape[1]), v, g, state.C))
-    C = torch.exp(g)[..., None] * C + k[..., :, None] * v[..., None, :]
-    return ((scale_of(scale, q) * q)[..., None, :] @ C).squeeze(-2).to(dtype), State(C)
+    after = torch.exp(g)[..., None] * C + k[..., :, None] * v[..., None, :]
+    return ((scale_of(scale, q) * q)[..., None, :] @ after).squeeze(-2).to(dtype), State(after)
 
 
 def chunkwise(

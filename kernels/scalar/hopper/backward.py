@@ -99,20 +99,20 @@ def backward(
     else:
         made_by_kernels = _in_walks(inputs, dh, plan.walks, states, places, gate_gradients=gate_gradients)
     dq, dk, dv, qdq, kdk, through, dskip = made_by_kernels
-    (B, H, T, _), m_0, cut = v.shape, None if initial is None else initial.m, plan.cut
+    shape, m_0, cut = (v.shape[0], v.shape[1], v.shape[2]), None if initial is None else initial.m, plan.cut
     if places:
-        T, (f, i), m_0, cut = places.count, places.gates(f, i, gate, m_0), None, places.cut
+        shape, m_0, cut, (f, i) = (1, v.shape[1], places.count), None, places.cut, places.gates(f, i, gate, m_0)
     dn_0 = dots = None
     if dn is not None:
-        every = gates.log_gates(f, i, gate, (B, H, T), m_0)
-        dn_0, dk, dots = _through_last_n(dn, shared(k, H), dk, every, places)
+        every = gates.log_gates(f, i, gate, shape, m_0)
+        dn_0, dk, dots = _through_last_n(dn, shared(k, v.shape[1]), dk, every, places)
     elif n_0 is not None:
         dn_0 = torch.zeros_like(n_0)
     df = di = None
     if qdq and kdk:
         if through is None:
             if dots is not None:
-                added = dots.new_zeros((B, H, T)).index_copy_(2, places.of_steps, dots) if places else dots
+                added = dots.new_zeros(shape).index_copy_(2, places.of_steps, dots) if places else dots
                 kdk = RowSums(torch.cat([added[None], kdk.every]), kdk.within)
             starts = None
             if states.dC is not None:

@@ -242,7 +242,7 @@ def forward(arguments: Arguments, options: KernelOptions) -> tuple[Tensor, State
     """
     q, k, v, f, i, initial, skip = arguments
     gate, scale, return_last_state = options.gate, options.scale, options.return_last_state
-    B, H, T, _ = v.shape
+    shape = B, H, _ = v.shape[0], v.shape[1], v.shape[2]
     places, m_0 = places_of(options, q.device), None if initial is None else initial.m
     plan = _plan(q, v, places, options)
     sizes = plan.h.sizes
@@ -250,8 +250,8 @@ def forward(arguments: Arguments, options: KernelOptions) -> tuple[Tensor, State
     # First, for h may read copies before it waits for a kernel (`WalkConfig.load_early`).
     q, k, v_aligned, skip = aligned(-q if scale < 0 else q), aligned(k), aligned(v), weights(skip)
     if places:
-        T, (f, i), m_0 = places.count, places.gates(f, i, gate, m_0), None
-    log_f, m, e = exponents(f, i, gate, (B, H, T), m_0, abs(scale))
+        shape, m_0, (f, i) = (B, H, places.count), None, places.gates(f, i, gate, m_0)
+    log_f, m, e = exponents(f, i, gate, shape, m_0, abs(scale))
     m_last = None if m is None else places.last_stabilisers(m) if places else m[:, :, -1]
     h = torch.empty_like(v)
     out = h if aligned(h) is h else torch.empty(v.shape, dtype=v.dtype, device=v.device)
@@ -262,7 +262,7 @@ def forward(arguments: Arguments, options: KernelOptions) -> tuple[Tensor, State
         places.clear(out)
     norm = None
     if gate.normalize:
-        lowest = torch.zeros((B, H, T), dtype=torch.float32, device=q.device) if m is None else m
+        lowest = torch.zeros(shape, dtype=torch.float32, device=q.device) if m is None else m
         norm = NormaliserTensors(lowest, torch.empty_like(e.x), None, None)
     inputs = WalkInputs(q, k, v_aligned, e, skip, table)
 
