@@ -310,17 +310,11 @@ def tfla_shared_bytes(problem: Problem, capability: tuple[int, int]) -> int:
     return plan.config.shared_bytes(problem.element_bytes, architecture)
 
 
-def hopper_shared_bytes(problem: Problem, capability: tuple[int, int]) -> int:
-    """Return the shared memory that the fused kernels always use: all that a program can have on sm_90."""
-    del problem, capability
-    return shared_memory(hopper_shapes.ARCHITECTURE)
-
-
 # Fields of `Implementation` that all implementations on the same kernels share.
 FUSED: dict[str, Any] = {
     "refuses": partial(refuse_triton, hopper_shapes.refuses_sizes, dtypes=hopper_shapes.DTYPES),
     "owner": OURS, "package": "triton", "version": VERSIONS["fused"], "compiles": True,
-    "majors": hopper_shapes.MAJORS, "shared_bytes": hopper_shared_bytes,
+    "majors": hopper_shapes.MAJORS, "shared_bytes": lambda *_: shared_memory(hopper_shapes.ARCHITECTURE),
 }  # fmt: skip
 TRITON: dict[str, Any] = {
     "refuses": partial(refuse_triton, partial(tfla_plan.refuses_sizes, levels=2)),

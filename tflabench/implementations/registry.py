@@ -9,15 +9,11 @@ import warnings
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from functools import cache
-from typing import TYPE_CHECKING
 
 from tflabench.implementations import plugins
 from tflabench.implementations.adapter import OTHERS, Implementation, Owner
 from tflabench.implementations.packages import package_version
 from tflabench.problem import InputError
-
-if TYPE_CHECKING:
-    pass
 
 # Modules of tflabench/baselines, in the order of tables and legends. They are named, not imported: adapters import
 # this package.
