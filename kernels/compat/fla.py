@@ -2,7 +2,7 @@
 
     from tflabench.kernels.compat.fla import chunk_simple_gla   # was: from fla.ops.simple_gla import chunk_simple_gla
 
-All tensors have the layout (B, T, H, ...). Each function takes arguments of a `Call`, in the order that it has in fla,
+All tensors have the layout (B, T, H, ...). Each function takes arguments of a `FlaCall`, in the order that it has in fla,
 and returns o (B, T, H_v, d_hv) and the state after the last step, float32, or None. What differs: `g_gamma` gets a
 gradient too, keywords that mean nothing are refused and not passed over, and a `chunk_size` is only needed to override
 what these kernels choose.
@@ -33,7 +33,7 @@ from tflabench.kernels.types import RETENTION
 Output: TypeAlias = tuple[Tensor, Tensor | None]
 
 
-class Call(NamedTuple):
+class FlaCall(NamedTuple):
     """Arguments of fla's functions, of which each takes some.
 
     Attributes:
@@ -98,29 +98,29 @@ class Call(NamedTuple):
     transpose_state_layout: bool | None = None
 
 
-def takes(needed: str, others: str, named: str = "") -> Callable[[Callable[[Call], Output]], Callable[..., Output]]:
-    """Return a decorator: the function takes these arguments of a `Call`, by place or by name.
+def takes(needed: str, others: str, named: str = "") -> Callable[[Callable[[FlaCall], Output]], Callable[..., Output]]:
+    """Return a decorator: the function takes these arguments of a `FlaCall`, by place or by name.
 
     Args:
-        needed, others: those without a default, then those with the default of `Call`.
+        needed, others: those without a default, then those with the default of `FlaCall`.
         named: those that it takes by name alone, which fla does not have.
     """
-    usual, names = Call._field_defaults, (*needed.split(), *others.split(), *named.split())
+    usual, names = FlaCall._field_defaults, (*needed.split(), *others.split(), *named.split())
     kinds = dict.fromkeys(named.split(), inspect.Parameter.KEYWORD_ONLY)
     parameters = [
         inspect.Parameter(
-            name, kinds.get(name, inspect.Parameter.POSITIONAL_OR_KEYWORD), annotation=Call.__annotations__[name],
+            name, kinds.get(name, inspect.Parameter.POSITIONAL_OR_KEYWORD), annotation=FlaCall.__annotations__[name],
             default=inspect.Parameter.empty if name in needed.split() else usual[name],
         )
         for name in names
     ]  # fmt: skip
 
-    def decorated(function: Callable[[Call], Output]) -> Callable[..., Output]:
+    def decorated(function: Callable[[FlaCall], Output]) -> Callable[..., Output]:
         defaults = [usual[name] for name in (others + " " + named).split()]
         given: Any = namedtuple(function.__name__, names, defaults=defaults)  # pyright: ignore[reportUntypedNamedTuple]
 
         def called(*args: Any, **by_name: Any) -> Output:
-            return function(Call(**dict(zip(names, given(*args, **by_name), strict=True))))
+            return function(FlaCall(**dict(zip(names, given(*args, **by_name), strict=True))))
 
         functools.update_wrapper(called, function)
         del vars(called)["__wrapped__"]  # its one parameter is for nobody to see
@@ -130,7 +130,7 @@ def takes(needed: str, others: str, named: str = "") -> Callable[[Callable[[Call
     return decorated
 
 
-def _computed(operation: Callable[..., Any], call: Call, *gates: Tensor | None, **options: Any) -> Output:
+def _computed(operation: Callable[..., Any], call: FlaCall, *gates: Tensor | None, **options: Any) -> Output:
     """Return o and the last state, or None, of an operation with its own options."""
     check_sequence("v", call.v, "bthd")
     initial, offsets = call.initial_state, call.cu_seqlens
@@ -161,7 +161,7 @@ def _constant_decays(
     return compute(q, k, v, g_gamma, None, RETENTION, options, names=names, return_last_state=return_last_state)
 
 
-def _simple_gla(call: Call) -> Output:
+def _simple_gla(call: FlaCall) -> Output:
     if call.g is not None and call.g_gamma is not None:
         raise ValueError("g and g_gamma are both given: only one of them may be")
     if call.g is not None:
@@ -173,27 +173,27 @@ def _simple_gla(call: Call) -> Output:
 @takes(
     "q k v", "g g_gamma scale initial_state output_final_state state_v_first cu_seqlens cu_seqlens_cpu", "chunk_size"
 )
-def chunk_simple_gla(call: Call) -> Output:
+def chunk_simple_gla(call: FlaCall) -> Output:
     """Compute Simple GLA: h_t = scale S_t^T q_t, S_t = exp(g_t) S_{t-1} + k_t v_t^T."""
     return _simple_gla(call)
 
 
 @takes("q k v", "scale initial_state output_final_state cu_seqlens", "chunk_size")
-def chunk_retention(call: Call) -> Output:
+def chunk_retention(call: FlaCall) -> Output:
     """Compute `chunk_simple_gla` with RetNet's decays, 1 - 2^(-5 - h) for head h."""
     heads, wide = heads_of(call.v, "bthd"), torch.promote_types(call.v.dtype, torch.float32)
     return _simple_gla(call._replace(g_gamma=retnet_log_decays(heads, call.v.device, wide)))
 
 
 @takes("q k v layer_idx num_layers", "scale initial_state output_final_state cu_seqlens", "chunk_size")
-def chunk_lightning_attn(call: Call) -> Output:
+def chunk_lightning_attn(call: FlaCall) -> Output:
     """Compute `chunk_simple_gla` with Lightning attention's decays, exp(-8 h / H (1 - layer_idx / num_layers))."""
     slopes = lightning_slopes(heads_of(call.v, "bthd"), call.layer_idx, call.num_layers, device=call.v.device)
     return _simple_gla(call._replace(g_gamma=-slopes))
 
 
 @takes("q k v g", "scale initial_state output_final_state state_v_first cu_seqlens cu_seqlens_cpu", "chunk_size")
-def chunk_gla(call: Call) -> Output:
+def chunk_gla(call: FlaCall) -> Output:
     """Compute Gated Linear Attention: o_t = scale S_t^T q_t, S_t = diag(exp(g_t)) S_{t-1} + k_t v_t^T."""
     return _computed(gla, call, call.g)
 
@@ -204,7 +204,7 @@ fused_chunk_gla = chunk_gla
 @takes(
     "q k v", "gk gv scale initial_state output_final_state reverse state_v_first cu_seqlens", "transpose_state_layout"
 )
-def fused_recurrent_gla(call: Call) -> Output:
+def fused_recurrent_gla(call: FlaCall) -> Output:
     """Compute `chunk_gla` with g = gk, from the last step to the first where it is `reverse`.
 
     Raises:
@@ -228,11 +228,11 @@ def fused_recurrent_gla(call: Call) -> Output:
     return o.flip(1) if call.reverse else o, last
 
 
-def _delta_rule(rule: Any, call: Call) -> Output:
+def _delta_rule(rule: Any, call: FlaCall) -> Output:
     """Return what a delta rule computes; `rule` is the operation."""
     for name in ("return_intermediate_states", "use_graph", "cp_context"):
         if getattr(call, name):
-            raise ValueError(f"{name} is given: it must be {Call._field_defaults[name]}")
+            raise ValueError(f"{name} is given: it must be {FlaCall._field_defaults[name]}")
     beta, sigmoid, negative = call.beta, call.use_beta_sigmoid_in_kernel, call.allow_neg_eigval
     if negative and not sigmoid:
         raise ValueError("allow_neg_eigval is True: it must be False without use_beta_sigmoid_in_kernel")
@@ -245,7 +245,7 @@ def _delta_rule(rule: Any, call: Call) -> Output:
     return _computed(rule, call, *gates, l2_normalize=call.use_qk_l2norm_in_kernel, beta_max=beta_max)
 
 
-def _log_decays(call: Call) -> Tensor:
+def _log_decays(call: FlaCall) -> Tensor:
     """Return what a gate in the kernel makes of g (B, T, H_v) or (B, T, H_v, d_qk), float32."""
     g: Any = call.g
     A_log, dt_bias, lower_bound = call.A_log, call.dt_bias, call.lower_bound
@@ -261,7 +261,7 @@ def _log_decays(call: Call) -> Tensor:
     return -rate * softplus(g) if lower_bound is None else lower_bound * torch.sigmoid(rate * g)
 
 
-def _as_v(call: Call) -> Call:
+def _as_v(call: FlaCall) -> FlaCall:
     """Return a call with q and k in the dtype of v, and a beta of 1 and no decay where these are None."""
     v = call.v
     beta = v.new_ones(v.shape[:-1]) if call.beta is None else call.beta
@@ -274,13 +274,13 @@ def _as_v(call: Call) -> Call:
     "scale initial_state output_final_state use_qk_l2norm_in_kernel cu_seqlens cu_seqlens_cpu",
     "chunk_size",
 )
-def chunk_delta_rule(call: Call) -> Output:
+def chunk_delta_rule(call: FlaCall) -> Output:
     """Compute DeltaNet: o_t = scale S_t^T q_t, S_t = S_{t-1} + beta_t k_t (v_t - S_{t-1}^T k_t)^T."""
     return _delta_rule(delta_net, call)
 
 
 @takes("q k v", "beta scale initial_state output_final_state use_qk_l2norm_in_kernel cu_seqlens")
-def fused_recurrent_delta_rule(call: Call) -> Output:
+def fused_recurrent_delta_rule(call: FlaCall) -> Output:
     """Compute `chunk_delta_rule`; a beta of None is 1, and q and k are cast to the dtype of v."""
     return _delta_rule(delta_net, _as_v(call))
 
@@ -291,7 +291,7 @@ def fused_recurrent_delta_rule(call: Call) -> Output:
     "state_v_first cu_seqlens cu_seqlens_cpu chunk_indices cp_context",
     "use_gate_in_kernel A_log dt_bias chunk_size",
 )
-def chunk_gated_delta_rule(call: Call) -> Output:
+def chunk_gated_delta_rule(call: FlaCall) -> Output:
     """Compute Gated DeltaNet: o_t = scale S_t^T q_t, S_t = d_t S_{t-1} + beta_t k_t (v_t - d_t S_{t-1}^T k_t)^T.
 
     d_t is exp(g_t).
@@ -304,7 +304,7 @@ def chunk_gated_delta_rule(call: Call) -> Output:
     "g gk gv beta scale initial_state output_final_state use_qk_l2norm_in_kernel use_gate_in_kernel A_log dt_bias "
     "use_beta_sigmoid_in_kernel allow_neg_eigval state_v_first cu_seqlens",
 )
-def fused_recurrent_gated_delta_rule(call: Call) -> Output:
+def fused_recurrent_gated_delta_rule(call: FlaCall) -> Output:
     """Compute `chunk_gated_delta_rule`; a g of None is no decay, a beta of None is 1. gk and gv must be None.
 
     q and k are cast to the dtype of v.
@@ -322,7 +322,7 @@ def fused_recurrent_gated_delta_rule(call: Call) -> Output:
     "cu_seqlens_cpu cp_context use_graph max_num_seqs",
     "A_log dt_bias chunk_size",
 )
-def chunk_kda(call: Call) -> Output:
+def chunk_kda(call: FlaCall) -> Output:
     """Compute Kimi Delta Attention: `chunk_gated_delta_rule` with d_t a diagonal matrix.
 
     Raises:
@@ -338,6 +338,6 @@ def chunk_kda(call: Call) -> Output:
     "A_log dt_bias scale initial_state output_final_state use_qk_l2norm_in_kernel use_gate_in_kernel "
     "use_beta_sigmoid_in_kernel allow_neg_eigval lower_bound state_v_first cu_seqlens",
 )
-def fused_recurrent_kda(call: Call) -> Output:
+def fused_recurrent_kda(call: FlaCall) -> Output:
     """Compute `chunk_kda`."""
     return _delta_rule(kda, call)
