@@ -2,8 +2,8 @@
 
     from tflabench.kernels.compat.fla import chunk_simple_gla   # was: from fla.ops.simple_gla import chunk_simple_gla
 
-All tensors have the layout (B, T, H, ...). Each function takes arguments of a `FlaCall`, in the order that it has in fla,
-and returns o (B, T, H_v, d_hv) and the state after the last step, float32, or None. What differs: `g_gamma` gets a
+All tensors have the layout (B, T, H, ...). Each function takes arguments of an `FlaCall`, in the order that it has in
+fla, and returns o (B, T, H_v, d_hv) and the state after the last step, float32, or None. What differs: `g_gamma` gets a
 gradient too, keywords that mean nothing are refused and not passed over, and a `chunk_size` is only needed to override
 what these kernels choose.
 """
