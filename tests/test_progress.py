@@ -18,7 +18,7 @@ CPU = Machine("cpu", "a CPU", 2**36)
 def shown(words: str, *activities: tuple[Machine, Activity]) -> list[str]:
     """Lines of the table for a fleet that is described so."""
     printer = ProgressPrinter()
-    printer.begin([], {}, Fleet("cpu", {CPU.name: CPU}, 1, words, lambda *_: None), STANDARD)  # type: ignore[arg-type,return-value]
+    printer.begin([], {}, Fleet(CPU, 1, words, lambda *_: None), STANDARD)  # type: ignore[arg-type,return-value]
     printer.end()
     return list(printer._lines(Progress(40, 11, 120, 45, 3, 2, activities)))
 

@@ -204,7 +204,7 @@ def sweep(  # noqa: PLR0913  public
     Args:
         preset: what to measure: "quick", another name that `tflabench sweep --preset` takes, or a .toml file.
         impl: only these implementations, by patterns: "reference_*,sdpa", or several.
-        out: the results folder; None for results/<device>/<preset>. With several kinds of GPU each has one below it.
+        out: the results folder; None for results/<device>/<preset>.
         plugin: files or modules whose IMPLEMENTATIONS are measured too (see `tflabench.plugin`).
         device: "auto" takes the GPU where there is one.
         gpu: the kind of GPU that this machine must have, such as "H100".

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
+from tflabench.bench import machine
 from tflabench.bench.devices import Devices
+from tflabench.bench.machine import Machine
 from tflabench.problem import InputError
 
 
@@ -24,3 +26,11 @@ def test_options_that_mean_nothing_together(options: dict[str, Any], says: str):
     with pytest.raises(InputError) as error:
         Devices(**options)
     assert str(error.value).startswith(says)
+
+
+def test_a_sweep_has_gpus_of_one_kind(monkeypatch):
+    gpus = [Machine("cuda", f"NVIDIA {kind}", 2**36, uuid=f"GPU-{kind}") for kind in ("H100", "A100")]
+    monkeypatch.setattr(machine, "gpus", lambda: iter(gpus))
+    assert Devices(gpus=1).fleet().machine == gpus[0]
+    with pytest.raises(InputError, match="NVIDIA H100 and NVIDIA A100: choose one kind by CUDA_VISIBLE_DEVICES"):
+        Devices(gpus="all").fleet()

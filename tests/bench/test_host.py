@@ -141,8 +141,8 @@ def test_a_gpu_that_loses_its_process_costs_no_row(start):
     assert [row.details["visible"] for row in find_results("out")[0].rows] == list(rows["gpu_uuid"])
     assert set(rows["device"]) == {GPUS[0]}
     assert rows["node"].notna().all()
-    assert json.loads(stdout)["folders"] == ["out"]
-    assert "on 2 devices" in stderr
+    assert json.loads(stdout)["folder"] == "out"
+    assert "on 2 x NVIDIA H100 80GB HBM3" in stderr
     wait_for(lambda: not stations())
 
 
@@ -166,7 +166,7 @@ def test_ended_in_the_middle_it_ends_its_processes_and_goes_on_with_more_gpus(st
     _, stderr = again.communicate(timeout=60)
     assert again.returncode == 0, stderr
     assert f"{9 - len(safe)} of 9 points to measure" in stderr
-    assert "on 3 devices" in stderr
+    assert "on 3 x NVIDIA H100 80GB HBM3" in stderr
     rows = read_rows("out").set_index("point")
     assert len(rows) == 9
     assert rows["closed"].all()

@@ -44,7 +44,7 @@ def finished(task: Task, machine: Machine, closed: bool = True) -> list[Event]:
         )
         for point in task.comparison.points
     ]
-    return [Began(machine), RunDescription(machine.name, "run", {"ceilings": {}}), *rows]
+    return [Began(machine), RunDescription("run", {"ceilings": {}}), *rows]
 
 
 class Clock:
@@ -122,10 +122,9 @@ def sweep(tmp_path) -> Callable[..., tuple[Heard, Measured]]:
 
     def sweep(devices: Devices, count: int = 1, stop_at: float = float("inf")) -> tuple[Heard, Measured]:
         comparisons = [comparison(64 * number) for number in range(1, count + 1)]
-        fleet = Fleet("cpu", {CPU.name: CPU}, devices.free, "", lambda rules, sweep_id: devices)
+        fleet = Fleet(CPU, devices.free, "", lambda rules, sweep_id: devices)
         rules, heard = Rules(PAPER, stop_at=stop_at), Heard()
-        folders = {CPU.name: tmp_path / "out"}
-        measured = Sweep(comparisons, fleet, devices, folders, rules, heard, clock=devices.clock).run()
+        measured = Sweep(comparisons, fleet, devices, tmp_path / "out", rules, heard, clock=devices.clock).run()
         del heard.lines[0]
         return heard, measured
 

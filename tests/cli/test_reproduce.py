@@ -176,8 +176,7 @@ def on_gpu(monkeypatch):
 
 
 def folder_of(sweep: sweeps.Sweep) -> Path:
-    (folder,) = sweep._folders.values()
-    return folder
+    return sweep._folder
 
 
 @pytest.fixture

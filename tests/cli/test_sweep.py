@@ -200,7 +200,7 @@ def test_a_sweep_has_failed_where_nothing_is_ok_or_something_named_is_not(rows, 
 
 def test_rows_that_are_not_where_they_should_be_are_the_last_word_and_code_1(monkeypatch):
     lost = "out/journal.jsonl has no room for 2 rows, which are in /tmp/x: make room, then `cat /tmp/x`"
-    measured = Measured([row("fine"), row("sdpa", seq_len=64)], folders=[Path("out")], unsaved=[lost])
+    measured = Measured([row("fine"), row("sdpa", seq_len=64)], folder=Path("out"), unsaved=lost)
     monkeypatch.setattr(bench_sweep, "measure", lambda *_: measured)
     done = sweep(code=1)
     assert "2 of 2 points measured" in done.stdout

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -10,7 +10,7 @@ from tflabench.bench import machine
 from tflabench.bench.events import Stations
 from tflabench.bench.machine import Machine
 from tflabench.bench.protocol import Rules
-from tflabench.problem import DeviceKind, InputError, one_of
+from tflabench.problem import InputError, one_of
 from tflabench.theory import hardware
 
 ALL = "all"
@@ -49,7 +49,7 @@ class Devices:
         """Return the devices as they are.
 
         Raises:
-            InputError: there are no such devices.
+            InputError: there are no such devices, or they are of several kinds.
         """
         here = self.here()
         if self.gpus is None:
@@ -62,8 +62,11 @@ class Devices:
         if self.gpus != ALL and int(self.gpus) > len(gpus):
             raise InputError(f"--gpus is {self.gpus}, and this machine shows {len(gpus)}")
         gpus = gpus[: None if self.gpus == ALL else int(self.gpus)]
-        words = ", ".join(gpu.name for gpu in gpus)
-        return Fleet("cuda", {gpu.name: gpu for gpu in gpus}, len(gpus), words, partial(Host, gpus))
+        names = list(dict.fromkeys(gpu.name for gpu in gpus))
+        if len(names) > 1:
+            kinds = " and ".join(names)
+            raise InputError(f"--gpus is {self.gpus}, which takes {kinds}: choose one kind by CUDA_VISIBLE_DEVICES")
+        return Fleet(gpus[0], len(gpus), f"{len(gpus)} x {names[0]}", partial(Host, gpus))
 
     def here(self) -> Machine:
         """Return the first device of this machine.
@@ -86,14 +89,12 @@ class Fleet:
     """The devices of a sweep, as they are.
 
     Attributes:
-        devices: one of each kind, by its name.
-        count: of all devices.
+        machine: the first of them, of whose kind all are.
         words: what they are; "" for one alone.
         make: makes what measures on them, of rules and the id of a sweep.
     """
 
-    kind: DeviceKind
-    devices: Mapping[str, Machine]
+    machine: Machine
     count: int
     words: str
     make: Callable[[Rules, str], Stations]
@@ -103,4 +104,4 @@ class Fleet:
         """Return a device of this process alone."""
         from tflabench.bench.station import Station
 
-        return cls(here.kind, {here.name: here}, 1, "", partial(Station, here))
+        return cls(here, 1, "", partial(Station, here))

@@ -43,9 +43,8 @@ class Note:
 
 @dataclass(frozen=True)
 class RunDescription:
-    """A run on a device, and what environment.json says of it."""
+    """A run, and what environment.json says of it."""
 
-    device: str
     run_id: str
     environment: Mapping[str, Any]
 

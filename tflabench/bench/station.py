@@ -228,7 +228,7 @@ class Station(Stations):
     def _described(self) -> RunDescription:
         ceilings = {dtype: asdict(ceilings) for dtype, ceilings in self._occasion.ceilings.items()}
         described = {**self._environment, "ceilings": ceilings}
-        return RunDescription(self.machine.name, self._occasion.run_id, described)
+        return RunDescription(self._occasion.run_id, described)
 
     @cached_property
     def _environment(self) -> dict[str, Any]:

@@ -73,17 +73,17 @@ class Measured:
     """The results of a sweep: rows of its points, files, and how many points the time was too short for.
 
     Attributes:
-        folders: the results folders that have them.
-        before: the rows that points had in the first of them, by point.
-        unsaved: where rows are that their folder had no room for, and how they come back.
+        folder: the results folder that has them.
+        before: the rows that points had in it, by point.
+        unsaved: where rows are that the folder had no room for, and how they come back.
     """
 
     rows: list[Row] = field(default_factory=list)
     files: list[Path] = field(default_factory=list[Path])
     left: int = 0
-    folders: list[Path] = field(default_factory=list[Path])
+    folder: Path = Path()
     before: Mapping[str, Row] = field(default_factory=dict[str, Row])
-    unsaved: list[str] = field(default_factory=list[str])
+    unsaved: str | None = None
 
 
 def measure(
@@ -101,19 +101,19 @@ def measure(
         KeyboardInterrupt: what was measured is safe.
     """
     fleet = devices.fleet()
-    selection = request.select(fleet.kind)
-    require_runnable(selection.points, fleet.kind)
+    here = fleet.machine
+    selection = request.select(here.kind)
+    require_runnable(selection.points, here.kind)
     title = selection.preset.title
-    if devices == Devices(device="auto") and fleet.kind == "cpu":
-        name = next(iter(fleet.devices))
-        title = f"No NVIDIA GPU here: running preset {request.preset} on the CPU ({name}).\n{title}"
+    if devices == Devices(device="auto") and here.kind == "cpu":
+        title = f"No NVIDIA GPU here: running preset {request.preset} on the CPU ({here.name}).\n{title}"
     plugins = [str(Path(name).resolve()) if name.endswith(".py") else name for name in rules.plugins]
     rules = replace(rules, protocol=selection.protocol, plugins=plugins)
-    folders = _folders(fleet, selection.preset.name, out)
+    folder = out or Path("results") / here.slug / selection.preset.name
     if resume:
-        folders = {name: folder_for(at, name, out is not None, listener.note) for name, at in folders.items()}
+        folder = folder_for(folder, here.name, out is not None, listener.note)
     with fleet.make(rules, uuid4().hex[:12]) as stations:
-        return Sweep(selection.comparisons, fleet, stations, folders, rules, listener, title, resume).run()
+        return Sweep(selection.comparisons, fleet, stations, folder, rules, listener, title, resume).run()
 
 
 def pending(
@@ -227,21 +227,6 @@ def folder_for(folder: Path, device: str, given: bool, note: Callable[[str], Non
     return beside
 
 
-def _folders(fleet: Fleet, preset: str, out: Path | None) -> dict[str, Path]:
-    """Return the results folder of each device by its name: rows of two kinds never share one.
-
-    Below the folder that the user gave each kind has its own, unless there is one kind, or that folder has its rows.
-    """
-    if out is None:
-        return {name: Path("results") / device.slug / preset for name, device in fleet.devices.items()}
-    there = {row.device for row in read_results(out).rows} if out in results_folders(out) else set[str]()
-    alone = len(fleet.devices) == 1
-    return {
-        name: out if name in there or (alone and not (out / device.slug).exists()) else out / device.slug
-        for name, device in fleet.devices.items()
-    }
-
-
 @dataclass
 class _Running:
     """A task that a station has.
@@ -261,10 +246,9 @@ class _Running:
 
 
 class Sweep:
-    """Measures comparisons on devices into results folders.
+    """Measures comparisons on devices into a results folder.
 
     Args:
-        folders: by the name of a device.
         title: what the user is told first.
         resume: False to measure anew what is there.
         clock: tells the time as `rules.stop_at` has it.
@@ -275,7 +259,7 @@ class Sweep:
         comparisons: Sequence[Comparison],
         fleet: Fleet,
         stations: Stations,
-        folders: Mapping[str, Path],
+        folder: Path,
         rules: Rules,
         listener: Listener,
         title: str = "",
@@ -283,9 +267,8 @@ class Sweep:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._comparisons, self._fleet, self._stations = comparisons, fleet, stations
-        self._folders, self._rules, self._listener = folders, rules, listener
+        self._folder, self._rules, self._listener = folder, rules, listener
         self._title, self._resume, self._clock = title, resume, clock
-        self._stores: dict[str, Store] = {}  # by the name of a device
         self._before: dict[str, Row] = {}
         self._tasks: list[Task] = []
         self._waiting: deque[Task] = deque()
@@ -296,13 +279,13 @@ class Sweep:
         self._ready: set[Machine] = set()
 
     def run(self) -> Measured:
-        """Measure what the folders lack.
+        """Measure what the folder lacks.
 
         Raises:
             KeyboardInterrupt: what was measured is safe.
         """
-        self._open_stores()
-        self._before = dict(next(iter(self._stores.values())).rows)
+        self._open_store()
+        self._before = dict(self._store.rows)
         self._tasks = self._lacking()
         seconds = self._expected()
         self._announce()
@@ -317,38 +300,36 @@ class Sweep:
         except KeyboardInterrupt:
             interrupted = True
             self._stations.close()
-            for store in self._stores.values():
-                store.save_unwritten()
-            self._open_stores()  # again: the last row may have reached the disk and not yet the memory
+            self._store.save_unwritten()
+            self._open_store()  # again: the last row may have reached the disk and not yet the memory
         return self._results(interrupted)
 
     # --- Before and after
 
-    def _open_stores(self, *names: str) -> None:
-        for name in names or self._folders:
-            self._stores[name] = Store(self._folders[name], name)
+    def _open_store(self) -> None:
+        self._store = Store(self._folder, self._fleet.machine.name)
 
     @property
     def _points(self) -> list[Point]:
         return [point for comparison in self._comparisons for point in comparison.points]
 
     def _lacking(self) -> list[Task]:
-        """Return the comparisons that no folder has."""
+        """Return the comparisons that the folder lacks."""
         lacking = self._still_lacking([Task(0, comparison) for comparison in self._comparisons])
         for number, task in enumerate(lacking, 1):
             task.number = number
         return lacking
 
     def _still_lacking(self, tasks: Iterable[Task]) -> list[Task]:
-        """Return the tasks whose comparison no folder has; all where that does not matter."""
-        for store in self._stores.values() if self._resume else ():
-            rest = pending(self._comparisons, store.rows, self._rules.protocol, self._fleet.kind)
-            tasks = [task for task in tasks if task.comparison in rest]
-        return list(tasks)
+        """Return the tasks whose comparison the folder lacks; all where that does not matter."""
+        if not self._resume:
+            return list(tasks)
+        rest = pending(self._comparisons, self._store.rows, self._rules.protocol, self._fleet.machine.kind)
+        return [task for task in tasks if task.comparison in rest]
 
     def _expected(self) -> dict[str, float]:
-        """Return about how many seconds a point takes, by its id, on the first device; warn of memory."""
-        device = next(iter(self._fleet.devices.values()))
+        """Return about how many seconds a point takes, by its id; warn of memory."""
+        device = self._fleet.machine
         target, protocol = Target.of_machine(device), self._rules.protocol
         estimates = {p.id: estimate(p, target, protocol) for task in self._tasks for p in task.comparison.points}
         warn_too_big(estimates, device.memory_bytes)
@@ -356,10 +337,9 @@ class Sweep:
 
     def _announce(self) -> None:
         due = [point for task in self._tasks for point in task.comparison.points]
-        on = f"on {self._fleet.count} devices, {self._fleet.words}, " if self._fleet.words else ""
-        into = ", ".join(map(str, dict.fromkeys(self._folders.values())))
+        on = f"on {self._fleet.words}, " if self._fleet.words else ""
         counts = f"{len(due)} of {len(self._points)} points to measure"
-        line = f"{self._title}\n{counts}, in {len(self._tasks)} comparisons, {on}into {into}"
+        line = f"{self._title}\n{counts}, in {len(self._tasks)} comparisons, {on}into {self._folder}"
         there = {point.id for point in self._points} - {point.id for point in due}
         times = sorted(row.started_at for id_, row in self._before.items() if id_ in there)
         if times and not due:
@@ -372,21 +352,18 @@ class Sweep:
                 causes.setdefault(cause, {})[point.implementation.name] = None
         for cause, names in causes.items():
             self._listener.note(f"{cause}: measuring {', '.join(names)} again, and what takes turns with it")
-        late = sum(
-            row.status == "timeout" for s in self._stores.values() for id_, row in s.rows.items() if id_ in there
-        )
+        late = sum(row.status == "timeout" for id_, row in self._store.rows.items() if id_ in there)
         if late:
             self._listener.note(
                 f"{late} of the others ended at a time limit: --no-resume measures them, and all else, anew."
             )
-        for name, reason in refusals(due, self._fleet.kind).items():
+        for name, reason in refusals(due, self._fleet.machine.kind).items():
             self._listener.note(f"  cannot run here: {name}: {reason}", minor=True)
 
     def _results(self, interrupted: bool) -> Measured:
         ids = list(dict.fromkeys(point.id for point in self._points))
-        stores = [store for store in self._stores.values() if any(id_ in store.rows for id_ in ids)]
-        rows = [store.rows[id_] for store in stores for id_ in ids if id_ in store.rows]
-        files = [file for store in stores for file in store.export()]
+        rows = [self._store.rows[id_] for id_ in ids if id_ in self._store.rows]
+        files = self._store.export() if rows else []
         total, closed = len(ids), len({row.point for row in rows if row.closed})
         if interrupted:
             line = f"Interrupted: {closed} of {total} points are safe; the same command goes on."
@@ -396,9 +373,7 @@ class Sweep:
             raise KeyboardInterrupt
         if left := total - closed:
             self._listener.note(f"The time is up: {left} of {total} points are left; the same command measures them.")
-        folders = [store.folder for store in stores] or list(self._folders.values())[:1]
-        unsaved = [store.unsaved for store in stores if store.unsaved]
-        return Measured(rows, files, left, folders, self._before, unsaved)
+        return Measured(rows, files, left, self._folder, self._before, self._store.unsaved)
 
     # --- While it runs
 
@@ -436,7 +411,7 @@ class Sweep:
         elif isinstance(event, RunDescription):
             if running:
                 running.described = event
-            self._stores[event.device].describe_run(event.run_id, {**event.environment, "arguments": command()})
+            self._store.describe_run(event.run_id, {**event.environment, "arguments": command()})
         elif isinstance(event, Activity):
             self._activities |= {(running.machine if running else None) or next(iter(self._ready)): event}
         elif isinstance(event, Note):
@@ -457,12 +432,12 @@ class Sweep:
             running.machine = machine
         if machine not in self._ready:  # the sweep that was waited for may have added rows
             self._ready.add(machine)
-            self._open_stores(machine.name)
+            self._open_store()
             self._waiting = deque(self._still_lacking(self._waiting))
 
     def _keep(self, task: Task, row: Row) -> None:
         self._rows[task, row.point] = row
-        self._stores[row.device].append(row)
+        self._store.append(row)
         self._listener.row(row)
 
     def _end(self, running: _Running) -> None:
@@ -486,7 +461,7 @@ class Sweep:
 
     def _fail(self, running: _Running, fault: Fault) -> None:
         """Try a task once more, leave it where the time is up, or make its points rows with the reason."""
-        task, machine = running.task, running.machine or next(iter(self._fleet.devices.values()))
+        task, machine = running.task, running.machine or self._fleet.machine
         fault = replace(fault, machine=machine)
         del self._running[task]
         task.faults.append(fault)
@@ -513,7 +488,7 @@ class Sweep:
         runs = [PointRun(point, SHARED, alone=False) for point in task.comparison.points]
         begun = ComparisonRun(task, runs, rules.protocol, closed=True)
         for run in runs:
-            refused = run.point.implementation.refuses(run.point.problem, self._fleet.kind)
+            refused = run.point.implementation.refuses(run.point.problem, self._fleet.machine.kind)
             status, reason = task.faults[-1].status, f"tried {len(task.faults)} times, {reasons}"
             run.fail(*(("unsupported", refused) if refused else (status, reason)))
         return [occasion.row(begun, run) for run in runs]

@@ -86,9 +86,8 @@ def model(  # noqa: PLR0913  options
     request = Request(file, overrides, _chosen(file, devices, models, kernels, form))
     rules = Rules(timeout_s=timeout, plugins=[registry.MODELS], stop_at=stop_at)
     measured = measure(request, devices, rules, out, ProgressPrinter(), resume)
-    folders = measured.folders if plots and measured.rows else []
-    drawn = [file for folder in folders for file in figures.draw_all(folder)]
-    document = {"folders": [str(folder) for folder in measured.folders], "files": [str(file) for file in drawn]}
+    drawn = figures.draw_all(measured.folder) if plots and measured.rows else []
+    document = {"folder": str(measured.folder), "files": [str(file) for file in drawn]}
     emit(document | {"rows": [row.columns() for row in measured.rows]}, _text(measured), json_)
     if not json_:
         print_figures(drawn)

@@ -116,7 +116,7 @@ def _measured(parts: Parts, root: Path, machine: Machine, rules: Rules) -> dict[
         for figure, points in parts.items():
             folder = folders[figure]
             title = f"{figure.name}, sweep {folder.name}"
-            sweep = Sweep(comparisons(points), fleet, stations, {machine.name: folder}, rules, printer, title)
+            sweep = Sweep(comparisons(points), fleet, stations, folder, rules, printer, title)
             measured[figure] = (folder, sweep.run().left)
     return measured
 

@@ -100,8 +100,8 @@ def sweep(  # noqa: PLR0913  options
         return
     measured = measure(request, devices, rules, out, ProgressPrinter(), resume)
     _end(measured, json=json_, full=full, plots=plots and not measured.unsaved, resume=resume)
-    for line in measured.unsaved:
-        stderr().print(line)
+    if measured.unsaved:
+        stderr().print(measured.unsaved)
     if measured.unsaved or has_failed(measured, impl, plugin):
         raise typer.Exit(1)
 
@@ -180,17 +180,16 @@ def _end(measured: Measured, *, json: bool, full: bool, plots: bool, resume: boo
 
         stderr().print("Drawing the figures ...")
         try:
-            files += [file for folder in measured.folders for file in figures.draw_all(folder)]
+            files += figures.draw_all(measured.folder)
         except InputError as error:  # what was measured is printed all the same
             undrawn = error
     if json:
         written = [str(path) for path in files]
         rows = [row.columns() for row in measured.rows]
-        folders = [str(folder) for folder in measured.folders]
-        head = {"folder": next(iter(folders), None), "folders": folders, "files": written, "left": measured.left}
+        head = {"folder": str(measured.folder), "files": written, "left": measured.left}
         print_json(head | {"rows": rows})
     else:
-        redraw = " && ".join(f"tflabench plot {shlex.quote(str(folder))}" for folder in measured.folders)
+        redraw = f"tflabench plot {shlex.quote(str(measured.folder))}"
         again = [
             (True, "--full"),
             (plots, "--no-plots"),
