@@ -83,8 +83,8 @@ def build(of: Architecture, kernels: Kernels, form: Form, problem: Problem, devi
     details |= {"attention": attention} if attention else {}
     with torch.no_grad():
         forward()
-    if kernels == "ours" and not switch.served:
-        raise Unsupported(f"no call reaches our kernels: {'; '.join(switch.left) or 'the model looks up others'}")
+    if kernels == "ours":
+        switch.require_calls()
     if form.layer:
         leaves = [x, *_mixer(part)[0].parameters(), *_mixer(part)[1].parameters()]
 
@@ -117,7 +117,7 @@ class _Switch:
     """Puts a set of kernels under the models of this process: one set at a time, which the next replaces."""
 
     _handle: ClassVar[Installed | None] = None
-    _replaced: ClassVar[list[tuple[Any, str, Any]]] = []
+    _replaced: ClassVar[ExitStack] = ExitStack()
     _now: ClassVar[tuple[str, Kernels] | None] = None
 
     def __init__(self, of: Architecture) -> None:
@@ -131,9 +131,7 @@ class _Switch:
         if _Switch._handle and self._of.kind != "mamba2":  # whose module keeps what it finds on its import
             _Switch._handle.uninstall()
             _Switch._handle = None
-        while _Switch._replaced:
-            holder, name, before = _Switch._replaced.pop()
-            setattr(holder, name, before)
+        _Switch._replaced.close()
         if kernels == "ours" and not _Switch._handle:
             try:  # before the model's module is imported, which keeps what it finds then
                 _Switch._handle = install("mamba_ssm" if self._of.kind == "mamba2" else "transformers")
@@ -142,21 +140,17 @@ class _Switch:
         for holder, name in _places(self._of) if self._of.kind != "xlstm" else ():  # whose configuration says it
             function = getattr(holder, name)
             if kernels == "native":
-                _Switch._replaced.append((holder, name, function))
-                setattr(holder, name, inspect.unwrap(function))  # plain PyTorch, which transformers wraps
+                plain = inspect.unwrap(function)  # which transformers wraps
+                _Switch._replaced.enter_context(patch.object(holder, name, plain))
             elif inspect.isfunction(function) and not _of_package(function):
                 raise Unsupported(f"transformers has found no package with {name}: it computes in plain PyTorch")
         _Switch._now = self._of.kind, kernels
 
-    @property
-    def served(self) -> int:
-        """Return how many calls our kernels have served since they were put in."""
-        return self._handle.calls if self._handle else 0
-
-    @property
-    def left(self) -> list[str]:
-        """Return what is still the library's, and why."""
-        return [f"{name}: {why}" for name, why in self._handle.left.items()] if self._handle else []
+    def require_calls(self) -> None:
+        """Raise Unsupported where no call has reached our kernels since they were put in."""
+        if self._handle and not self._handle.calls:
+            left = "; ".join(f"{name}: {why}" for name, why in self._handle.left.items())
+            raise Unsupported(f"no call reaches our kernels: {left or 'the model looks up others'}")
 
 
 def _of_package(function: Any) -> bool:
