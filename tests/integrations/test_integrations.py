@@ -27,6 +27,7 @@ from torch.multiprocessing.spawn import start_processes
 from torch.nn.parallel import DistributedDataParallel
 from xlstm_models import build, hugging_face, off, tokens, with_gates
 
+from tflabench import ops
 from tflabench.integrations import IntegrationError, core, fla, install, mamba_ssm, transformers
 
 XLSTM = ROOT / os.environ.get("TFLABENCH_XLSTM", ".xlstm-2.0.6")
@@ -146,9 +147,13 @@ def test_models_with_the_delta_rule_compute_the_same(model, name, value_heads, m
         for name in transformers.DELTA_MODELS[model][0][1:]:
             plain.setattr(modeling, name, getattr(modeling, name).__wrapped__)
         wanted = everything(network)
+    rule, strides = transformers.DELTA_MODELS[model][0][0], set()
+    compute = getattr(ops, rule)
+    monkeypatch.setattr(ops, rule, lambda q, *more, **named: strides.add(q.stride(-1)) or compute(q, *more, **named))
     with install("transformers") as handle:
         found = everything(network)
         assert handle.calls == 1 + 8  # a pass and eight tokens through one layer
+    assert strides == {1}  # though a convolution leaves time innermost
     tiny = {name for name, x in wanted.items() if name.endswith("weight") and x.norm() < 1e-8}  # of one expert's gate
     assert_same(*({name: x for name, x in each.items() if name not in tiny} for each in (found, wanted)))
 

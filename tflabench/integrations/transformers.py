@@ -103,6 +103,8 @@ def _delta_rule(  # noqa: PLR0913  the functions' arguments
         now = (x[:, 0] for x in (query, key, value, g, beta))
         o = getattr(ops, f"{rule}_step")(*now, state=after, **options)[:, None]
         return o, after.C if output_final_state else None
+    # A convolution leaves time innermost: one copy here is cheaper than what kernels would make of it.
+    query, key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value))
     o, last = getattr(ops, rule)(
         query, key, value, g, beta,
         layout="bthd",
