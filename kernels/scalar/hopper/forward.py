@@ -252,12 +252,12 @@ def forward(arguments: Arguments, options: KernelOptions) -> tuple[Tensor, State
     if places:
         shape, m_0, (f, i) = (B, H, places.count), None, places.gates(f, i, gate, m_0)
     log_f, m, e = exponents(f, i, gate, shape, m_0, abs(scale))
-    m_last = None if m is None else places.last_stabilisers(m) if places else m[:, :, -1]
     h = torch.empty_like(v)
     out = h if aligned(h) is h else torch.empty(v.shape, dtype=v.dtype, device=v.device)
-    table = None
+    table = m_last = None
     if places:
         table = places.table(H, plan.h.programs // plan.h.pieces)
+        m_last = None if m is None else places.last_stabilisers(m)  # before gaps are closed
         places.close_gaps(e, m)
         places.clear(out)
     norm = None
@@ -288,7 +288,8 @@ def forward(arguments: Arguments, options: KernelOptions) -> tuple[Tensor, State
         h.copy_(out)
     state = None
     if return_last_state:
-        state = State(*columns_of(end, q, v), None if m_last is None else m_last.contiguous())
+        m_last = m[:, :, -1].contiguous() if m is not None and not places else m_last
+        state = State(*columns_of(end, q, v), m_last)
     log_gates = () if log_f is None else (log_f,)
     return h, state, (*log_gates, e.x if norm is None else norm.x_backward, e.y, e.g, *saved)
 
