@@ -89,11 +89,11 @@ def test_a_layer_is_compared_with_attention_and_a_wrong_word_is_refused():
 def test_the_crossing_is_where_the_linear_layer_stays_faster(times, words):
     rows = []
     for T, ms in times.items():
-        shared = {"seq_len": T, "batch": 1, "comparison_id": str(T)}
+        shared = {"seq_len": T, "batch": 1, "comparison_id": str(T), "model_flops": 1e9}
         rows += [row("xlstm-1.4b.ours.layer", **shared), row("llama-1.4b.sdpa.layer", ms, **shared)]
     (sentence,) = crossings(rows)
     assert words in sentence
-    assert record(rows[0])["parameters"] is None  # of a whole model
+    assert {record(rows[0])[name] for name in ("parameters", "gflops_per_token", "mfu")} == {None}  # of whole models
 
 
 @pytest.mark.parametrize("kernels", ["ours", "mamba_ssm"])

@@ -41,7 +41,11 @@ def mfu(row: Row, seconds: float) -> float | None:
 
 
 def record(row: Row) -> dict[str, Any]:
-    """Return what the table of models shows of a row: times in s, memory in GiB, FLOPs in 1e9, shares of 1."""
+    """Return what the table of models shows of a row: times in s, memory in GiB, FLOPs in 1e9, shares of 1.
+
+    Of a single layer only the FLOPs of the recurrence are known: it has no parameters, FLOPs or MFU here.
+    """
+    layer = row.implementation.endswith(".layer")
     host_ms = min(
         max((row.host_ms or 0.0) - (row.ms_median or 0.0), 0.0), 1e3 * LEAD_LIMIT_S
     )  # others are in ms_median
@@ -66,9 +70,9 @@ def record(row: Row) -> dict[str, Any]:
         "tokens_per_s": tokens(row) / seconds if seconds else None,
         "peak_gib": row.peak_bytes / 2**30 if row.peak_bytes else None,
         "recurrence": recurrence / 1e3 / seconds if recurrence and seconds else None,
-        "parameters": None if row.implementation.endswith(".layer") else ARCHITECTURES[name].parameters,
-        "gflops_per_token": row.model_flops / tokens(row) / 1e9 if row.model_flops else None,
-        "mfu": mfu(row, seconds) if seconds else None,
+        "parameters": None if layer else ARCHITECTURES[name].parameters,
+        "gflops_per_token": row.model_flops / tokens(row) / 1e9 if row.model_flops and not layer else None,
+        "mfu": mfu(row, seconds) if seconds and not layer else None,
         "review_s": REVIEW.get(row.implementation)
         if row.pass_ == "fwbw" and (row.batch, row.seq_len) == (8, 8192)
         else None,
