@@ -87,7 +87,8 @@ def readme_table(results: Path) -> Iterator[str]:
         "65,536 at which that kernel is the fastest peer, without bounds. The host enqueues as fast as the GPU works "
         f"from about {waits[0]:,} tokens a call on forward, and {waits[1]:,} with backward (`host_ms` of ours, on that "
         "machine); with fewer, eager PyTorch waits for the host. "
-        f"Measured by `{headline.command([run['arguments'] for run in measured.runs.values()])}` on H100s "
+        f"Measured by `{headline.command([run['arguments'] for run in measured.runs.values()])}`, and peers at chunk "
+        "sizes and by functions that are not the figure's by `tflabench sweep --preset peers`, on H100s "
         f"({facts['device'].removeprefix('NVIDIA ')}) with torch {facts['torch']}, Triton {facts['triton']} and driver "
         f"{facts['driver']}, protocol {measured.rows[0].protocol_version}."
     )
