@@ -391,11 +391,9 @@ def _fused_chunk(impl: Implementation | None, problem: Problem, gate: str, gpu: 
         return None
     kernel = Modelled("fused", gate)
     chosen = fused.chosen_chunk_size(problem, kernel, gpu)
-    launched = fused.launched(problem, kernel, chosen)
     return {
         "chunk_size": chosen,
         "segments": fused.segments(problem, chosen),
         "predicted_ms_lower": fused.runtime(problem.with_(chunk_size=chosen), kernel, gpu) * 1e3,
         "waves": fused.waves(problem, kernel, chosen, gpu),
-        "on_chip_state_bytes": {walk.name: walk.on_chip_bytes for walk in launched},
     }

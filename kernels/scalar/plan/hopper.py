@@ -131,11 +131,6 @@ class Walk:
         return TILE * self.shape.halves * self.shape.blocks_value if isinstance(self.shape, WalkShape) else HEIGHT
 
     @property
-    def on_chip_bytes(self) -> int:
-        """Bytes of the states in one program's registers."""
-        return self.together * min(self.rows, self.block_rows) * min(self.columns, WIDTH) * STATE_BYTES
-
-    @property
     def sum_bytes(self) -> int:
         """Bytes of the row sums, of which every program of a state has a part."""
         return SUM_BYTES * (self.sums + self.within) * self.pieces
@@ -194,11 +189,6 @@ class StatePass:
         """Work items, each with a program of its own."""
         return self.shape.programs(self.sizes) * len(self.parts.added)
 
-    @property
-    def on_chip_bytes(self) -> int:
-        """Bytes of the states of tiles in one program's registers."""
-        return self.shape.num_heads * TILE**2 * STATE_BYTES
-
     def carry(self, elements: int) -> tuple[int, int]:
         """Return the elements of a state in a program that joins parts, and the programs, for C or n of `elements`."""
         block = min(CARRIED, next_power_of_2(elements))
@@ -230,11 +220,6 @@ class TileGradients:
     def together(self) -> int:
         """Heads of a work item."""
         return self.shape.num_heads
-
-    @property
-    def on_chip_bytes(self) -> int:
-        """No state outlives its tile."""
-        return 0
 
     @cached_property
     def items(self) -> int:
