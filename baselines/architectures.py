@@ -25,6 +25,7 @@ class Architecture:
         bounded: which formula of `theory.roofline` counts its FLOPs and bytes.
         kernels: sets of kernels that it runs on.
         parameters: all of them.
+        layer_parameters: those of one layer and its norm, without the feed-forward part.
         recurrence: the functions that compute it, with their modules; some need a package.
         blocks: that are compared with float64: one of each sort.
         attention: heads, and their dimension, of a layer of attention beside those of the recurrence.
@@ -40,6 +41,7 @@ class Architecture:
     bounded: Bounded
     kernels: tuple[Kernels, ...]
     parameters: int
+    layer_parameters: int
     recurrence: tuple[str, ...]
     blocks: int = 1
     attention: tuple[int, int] | None = None
@@ -73,9 +75,13 @@ class Architecture:
         return Cost(flops=flops, bytes=moved)
 
     def layer_cost(self, problem: Problem) -> Cost:
-        """Return what the recurrence of one layer computes and moves."""
+        """Return the same of one layer with its norm, 2 N or 6 N of its parameters: no AdamW, no feed-forward part."""
+        times = 3 if problem.pass_ == "fwbw" else 1
         costs = pass_bounds(self.bounded, problem) or ()
-        return Cost(flops=sum(cost.flops for cost in costs), bytes=sum(cost.bytes for cost in costs))
+        return Cost(
+            flops=times * 2.0 * self.layer_parameters * problem.tokens + sum(cost.flops for cost in costs),
+            bytes=times * self.layer_parameters * problem.element_bytes + sum(cost.bytes for cost in costs),
+        )
 
 
 def decoded(bounded: Bounded, problem: Problem) -> tuple[Cost]:
@@ -99,6 +105,7 @@ XLSTM = Architecture(  # Table 4 of the paper
     bounded="two_gates",
     kernels=("ours", "mlstm_kernels", "mlstm_kernels_limit", "native"),
     parameters=1_421_232_512,
+    layer_parameters=16_814_096,
     recurrence=(
         "mlstm_kernels.torch.backend_module.mLSTMBackend.forward",
         "transformers.models.xlstm.modeling_xlstm.xLSTMBackend.forward",
@@ -118,6 +125,7 @@ LLAMA = Architecture(
     bounded="attention",
     kernels=("sdpa",),
     parameters=1_420_396_544,
+    layer_parameters=16_779_264,
     recurrence=("torch.nn.functional.scaled_dot_product_attention",),
 )  # fmt: skip
 MAMBA2 = Architecture(
@@ -133,6 +141,7 @@ MAMBA2 = Architecture(
     bounded="shared_keys",
     kernels=("ours", "mamba_ssm", "native"),
     parameters=1_343_757_312,
+    layer_parameters=25_849_280,
     recurrence=tuple(
         f"transformers.models.mamba2.modeling_mamba2.mamba2_{name}"
         for name in ("split_conv1d_scan_combined", "chunk_scan", "selective_state_update")
@@ -148,6 +157,7 @@ QWEN3_NEXT = Architecture(
     bounded="gated_delta_rule",
     kernels=("ours", "fla", "native"),
     parameters=889_179_200,
+    layer_parameters=33_720_512,
     recurrence=tuple(
         f"transformers.models.qwen3_next.modeling_qwen3_next.torch_{name}_gated_delta_rule"
         for name in ("chunk", "recurrent")
@@ -160,6 +170,7 @@ ARCHITECTURES = {
     "xlstm-7b": replace(
         XLSTM, title="xLSTM 7B", options=XLSTM.options | {"hidden_size": 4096, "num_hidden_layers": 32},
         sizes=(("heads", 8), ("d_qk", 256), ("d_hv", 512)), layers=32, parameters=6_865_424_896,
+        layer_parameters=67_182_608,
     ),
     "mamba2-1.3b": MAMBA2,
     "qwen3-next-4": QWEN3_NEXT,
@@ -169,7 +180,8 @@ ARCHITECTURES = {
         XLSTM, title="xLSTM tiny",
         options=XLSTM.options
         | {"vocab_size": 256, "hidden_size": 128, "num_hidden_layers": 2, "num_heads": 2, "chunk_size": 16},
-        sizes=(("heads", 2), ("d_qk", 32), ("d_hv", 64)), layers=2, parameters=493_448, step=16,
+        sizes=(("heads", 2), ("d_qk", 32), ("d_hv", 64)), layers=2, parameters=493_448,
+        layer_parameters=66_308, step=16,
     ),
     "llama-tiny": replace(
         LLAMA, title="Llama tiny",
@@ -178,7 +190,7 @@ ARCHITECTURES = {
             "vocab_size": 256, "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
             "intermediate_size": 384,
         },
-        sizes=(("heads", 4), ("d_qk", 32), ("d_hv", 32)), layers=2, parameters=492_160,
+        sizes=(("heads", 4), ("d_qk", 32), ("d_hv", 32)), layers=2, parameters=492_160, layer_parameters=65_664,
     ),
 }  # fmt: skip
 

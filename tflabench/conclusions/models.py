@@ -41,16 +41,13 @@ def mfu(row: Row, seconds: float) -> float | None:
 
 
 def record(row: Row) -> dict[str, Any]:
-    """Return what the table of models shows of a row: times in s, memory in GiB, FLOPs in 1e9, shares of 1.
-
-    Of a single layer only the FLOPs of the recurrence are known: it has no parameters, FLOPs or MFU here.
-    """
-    layer = row.implementation.endswith(".layer")
+    """Return what the table of models shows of a row: times in s, memory in GiB, FLOPs in 1e9, shares of 1."""
     host_ms = min(
         max((row.host_ms or 0.0) - (row.ms_median or 0.0), 0.0), 1e3 * LEAD_LIMIT_S
     )  # others are in ms_median
     seconds = (row.ms_median + host_ms) / 1e3 if row.ms_median else None
     name = str(registry.operation(row.implementation))
+    of = ARCHITECTURES[name]
     at_once = row.details.get("sequences_at_once")
     reason = "out of memory" if row.status == "oom" else row.reason
     notes = [reason] if reason else []
@@ -70,9 +67,9 @@ def record(row: Row) -> dict[str, Any]:
         "tokens_per_s": tokens(row) / seconds if seconds else None,
         "peak_gib": row.peak_bytes / 2**30 if row.peak_bytes else None,
         "recurrence": recurrence / 1e3 / seconds if recurrence and seconds else None,
-        "parameters": None if layer else ARCHITECTURES[name].parameters,
-        "gflops_per_token": row.model_flops / tokens(row) / 1e9 if row.model_flops and not layer else None,
-        "mfu": mfu(row, seconds) if seconds and not layer else None,
+        "parameters": of.layer_parameters if row.implementation.endswith(".layer") else of.parameters,
+        "gflops_per_token": row.model_flops / tokens(row) / 1e9 if row.model_flops else None,
+        "mfu": mfu(row, seconds) if seconds else None,
         "review_s": REVIEW.get(row.implementation)
         if row.pass_ == "fwbw" and (row.batch, row.seq_len) == (8, 8192)
         else None,
