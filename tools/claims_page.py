@@ -13,8 +13,6 @@ from headline import plain
 from tflabench.conclusions.campaigns import Campaign, campaigns
 from tflabench.conclusions.claim import Outcome
 from tflabench.conclusions.claims import check_all
-from tflabench.rows.errors import find_errors
-from tflabench.rows.journal import described_runs
 from tflabench.rows.load import find_results
 from tflabench.theory.hardware import short_devices
 
@@ -64,15 +62,10 @@ def _by_claim(root: Path) -> Mapping[str, Outcomes]:
     by_device: dict[str, list[Campaign]] = defaultdict(list)
     for campaign in campaigns(find_results(root)):
         by_device[campaign.device].append(campaign)
-    errors = find_errors(root)
-    devices = {
-        folder: {run.get("device") for run in described_runs(Path(folder)).values()}
-        for folder in {line.folder for line in errors}
-    }
     by_claim: dict[str, dict[tuple[str, str], Outcome]] = defaultdict(dict)
     short = short_devices(by_device)
     for device, measured in sorted(by_device.items()):
-        outcomes = check_all(measured, [line for line in errors if device in devices[line.folder]])
+        outcomes = check_all(measured)
         if any(outcome.decided and not outcome.claim.theory for outcome in outcomes):
             for outcome in outcomes:
                 by_claim[outcome.claim.says][short[device], outcome.kernels] = outcome

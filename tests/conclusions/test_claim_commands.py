@@ -31,17 +31,13 @@ def test_the_command_named_makes_what_a_claim_needs(one, kernels):
     points = select_points(
         load_preset(options["--preset"]), parse_overrides(given), options["--impl"].split(","), "cuda"
     )
-    needs = [*one.needs.values()] or [one.errors]
+    needs = [*one.needs.values()]
     found: dict[int | None, int] = {}
     for comparison in comparisons(points):
         made = [as_row(point) for point in comparison.points]
         roles = [{getattr(r, one.over) for r in made if need.fits(r, kernels)} for need in needs]
         for at in set.intersection(*roles):
             found[at] = found.get(at, 0) + 1
-    if one.errors and one.needs:
-        assert words[1] == "verify"  # decided by errors, before rows
-        needs = [one.errors]
-        found = {r.chunk_size: 1 for r in map(as_row, points) if needs[0].fits(r, kernels)}
     assert len(found) >= one.at_least
 
 

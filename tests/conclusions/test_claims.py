@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,6 @@ from tflabench.cli.main import app
 from tflabench.conclusions.campaigns import campaigns
 from tflabench.conclusions.claim import Outcome, check
 from tflabench.conclusions.claims import CLAIMS, KERNELS
-from tflabench.rows.errors import ErrorLine
 from tflabench.rows.load import Results
 from tflabench.rows.schema import Row
 
@@ -168,8 +166,8 @@ def claim(start: str):
     return found
 
 
-def outcome(start: str, rows: list[Row], kernels: str = "tfla", errors: Sequence[ErrorLine] = ()) -> Outcome:
-    return check(claim(start), kernels, campaigns([Results(Path("fig"), tuple(rows), {"run": RUN})]), errors)
+def outcome(start: str, rows: list[Row], kernels: str = "tfla") -> Outcome:
+    return check(claim(start), kernels, campaigns([Results(Path("fig"), tuple(rows), {"run": RUN})]))
 
 
 @pytest.mark.parametrize("start", CASES)
@@ -337,29 +335,6 @@ def test_a_modelled_number_is_never_called_measured(tmp_path):
     assert (entry["claim"], entry["measured"]) == ("theory: the best L is about 630", "")
 
 
-# --- Errors against float64
-
-
-def error_lines(value: float, dtype: str, **changes) -> list[ErrorLine]:
-    fields = {
-        "folder": "errors", "point": "", "implementation": "tfla_exp_xl", "pass_": "fw", "batch": 1, "heads": 4,
-        "seq_len": 8192, "d_qk": 128, "d_hv": 256, "dtype": dtype, "inputs": "standard", "status": "ok",
-        "tensor": "forward", "error": 9.0, "mean_absolute": value,
-    }  # fmt: skip
-    return [ErrorLine(chunk_size=L, **fields | changes) for L in (64, 128, 2048)]
-
-
-def test_errors_csv_decides_what_it_can():
-    same = outcome("error of exp", CASES["error of exp"][1], errors=error_lines(1e-3, "bfloat16"))
-    assert (same.verdict, same.folder) == ("holds", "errors")
-    uneven = [*error_lines(1e-3, "bfloat16")[:2], *error_lines(2e-3, "bfloat16")[2:]]
-    assert outcome("error of exp", [], errors=uneven).verdict == "does not hold"
-    for changes in ({"inputs": "normal"}, {"seq_len": 512}, {"tensor": "dq"}, {"implementation": "nxai_exp_xl"}):
-        other = outcome("error of exp", [], errors=error_lines(1e-3, "bfloat16", **changes))
-        assert other.verdict == "not measurable"
-    assert outcome("mean absolute error of exp forward 7.86e-4", []).verdict == "not measurable"
-
-
 def test_the_papers_formulas_decide_some_claims_without_rows():
     verdicts = {claim.says: check(claim, "any kernel", []) for claim in CLAIMS if claim.theory}
     refuted = [says for says, found in verdicts.items() if found.verdict == "does not hold"]
@@ -372,18 +347,6 @@ def test_the_papers_formulas_decide_some_claims_without_rows():
 def test_a_throttled_row_is_not_used():
     rows = [*SIG, *training("mamba2", 9, 9, 9, throttled=True)]
     assert outcome("training: over 2x", rows).verdict == "not measurable"
-
-
-def test_the_command_reads_errors_below_its_folder(tmp_path):
-    write(tmp_path / "rows", SIG)
-    lines = [f"p,tfla_exp_xl,1,4,8192,128,256,{L},bfloat16,fw,standard,ok,forward,1e-3,2e-3" for L in (64, 128, 256)]
-    head = "point,implementation,batch,heads,seq_len,d_qk,d_hv,chunk_size,dtype,pass,inputs,status,name,error"
-    (tmp_path / "errors").mkdir()
-    (tmp_path / "errors" / "errors.csv").write_text("\n".join([f"{head},mean_absolute", *lines]))
-    (held,) = [e for e in json.loads(claims(tmp_path, "--json").stdout) if e["verdict"] == "holds" and e["folder"]]
-    assert (held["claim"].split(",")[0], held["kernels"]) == ("error of exp forward the same for every L", "tfla")
-    (tmp_path / "errors" / "errors.csv").write_text("a,b\n1,2\n")
-    assert "is not what `tflabench verify --out` writes" in claims(tmp_path, code=2).stderr
 
 
 def claims(*arguments, code: int = 0):

@@ -25,10 +25,9 @@ def claims(
     """Hold the paper's claims against measured rows, for its own kernels (`nxai_*`) and ours (`tfla_*`)."""
     from tflabench.conclusions.campaigns import campaigns
     from tflabench.conclusions.claims import check_all
-    from tflabench.rows.errors import find_errors
     from tflabench.rows.load import find_results
 
-    outcomes = check_all(campaigns(find_results(directory)), find_errors(directory))
+    outcomes = check_all(campaigns(find_results(directory)))
     emit([_as_json(outcome) for outcome in outcomes], _text(outcomes), json_)
 
 

@@ -24,7 +24,6 @@ from tflabench.rows.spread import of_row, on_another_occasion
 
 if TYPE_CHECKING:
     from tflabench.conclusions.campaigns import Campaign
-    from tflabench.rows.errors import ErrorLine
     from tflabench.rows.schema import Row
 
 AXIS_SYMBOLS = {"seq_len": "T", "chunk_size": "L", "d_hv": "d_hv"}
@@ -142,14 +141,14 @@ def along(numbers: Numbers, form: str, axis: str) -> str:
 class Need:
     """Rows that a claim takes: of an implementation, `{}` in its name being the kernels, where columns are as given.
 
-    Besides columns: `tokens` is batch * seq_len, `cut` (heads, d_qk, d_hv), `dims` (d_qk, d_hv), `auto` whether the
+    Besides columns: `tokens` is batch * seq_len, `cut` (heads, d_qk, d_hv), `auto` whether the
     implementation chose L.
     """
 
     name: str
     where: Mapping[str, Any]
 
-    def fits(self, row: Row | ErrorLine, kernels: str) -> bool:
+    def fits(self, row: Row, kernels: str) -> bool:
         """Return whether a row is one of these, for a set of kernels."""
         return row.implementation == self.name.format(kernels) and all(
             _column(row, name) == value for name, value in self.where.items()
@@ -158,7 +157,7 @@ class Need:
     @property
     def setting(self) -> str:
         """Return the columns in words: "fwbw, T = 8192, 16 heads of 128/256"."""
-        *heads, d_qk, d_hv = self.where.get("cut", self.where.get("dims", ("", "")))
+        *heads, d_qk, d_hv = self.where.get("cut", ("", ""))
         templates = {
             "pass_": "{}", "seq_len": "T = {}", "chunk_size": "L = {}", "inputs": "{} inputs", "tokens": "{} tokens"
         }  # fmt: skip
@@ -166,11 +165,10 @@ class Need:
         return ", ".join([*parts, f"{''.join(f'{count} ' for count in heads)}heads of {d_qk}/{d_hv}"])
 
 
-def _column(row: Row | ErrorLine, name: str) -> Any:
+def _column(row: Row, name: str) -> Any:
     made = {
         "tokens": row.batch * row.seq_len,
         "cut": (row.heads, row.d_qk, row.d_hv),
-        "dims": (row.d_qk, row.d_hv),
         "auto": "/Lauto/" in row.point,
     }
     return made[name] if name in made else getattr(row, name)
@@ -194,10 +192,9 @@ class Claim:
         tells: what of the numbers is shown.
         at_least: points without which nothing can be said.
         kind: "modelled" where the number comes from a model, "counted" where it does not depend on the occasion.
-        theory: what makes the numbers, of formulas alone; None where rows or errors have them.
-        errors: lines of an errors.csv that decide it before any row, a line a chunk size: their mean absolute errors.
+        theory: what makes the numbers, of formulas alone; None where rows have them.
         command: what measures the rows, without --impl.
-        unmeasurable: why neither rows nor errors can tell.
+        unmeasurable: why rows cannot tell.
     """
 
     says: str
@@ -213,7 +210,6 @@ class Claim:
     at_least: int = 2
     kind: Literal["measured", "modelled", "counted"] = "measured"
     theory: Callable[[], Numbers] | None = None
-    errors: Need | None = None
     command: str = ""
     unmeasurable: str | None = None
 
@@ -224,9 +220,10 @@ class Claim:
 
     def decided_by(self, kernels: str) -> str:
         """Return the command that makes what the claim needs of one set of kernels."""
-        needs = [*self.needs.values(), *([self.errors] if self.errors else [])]
-        names = list(dict.fromkeys(need.name.format(kernels) for need in needs))
-        refused = [name for name in names for need in needs if (name, need.where["pass_"]) in OTHER_TRITON]
+        names = list(dict.fromkeys(need.name.format(kernels) for need in self.needs.values()))
+        refused = [
+            name for name in names for need in self.needs.values() if (name, need.where["pass_"]) in OTHER_TRITON
+        ]
         note = f"  # {refused[0]} needs another Triton: pip install triton==3.7.1" if refused else ""
         return f"{self.command} --impl {','.join(names)}{note}"
 
@@ -275,17 +272,17 @@ class Outcome:
         return self.claim.tells(self.numbers, self.claim.form, self.claim.over) if self.numbers else ""
 
 
-def check(claim: Claim, kernels: str, campaigns: Sequence[Campaign], errors: Sequence[ErrorLine] = ()) -> Outcome:
-    """Decide a claim about one set of kernels: by errors.csv where it has what is needed, else by rows.
+def check(claim: Claim, kernels: str, campaigns: Sequence[Campaign]) -> Outcome:
+    """Decide a claim about one set of kernels.
 
     Rows are those of the campaign that has most points of it; of several, of today's kernels and their first occasion.
     """
     if claim.unmeasurable:
         return Outcome(claim, kernels, "not measurable", {}, claim.unmeasurable)
-    candidates: list[tuple[Numbers, str | None]] = [*_of_errors(claim, kernels, errors)]
+    candidates: list[tuple[Numbers, str | None]]
     if claim.theory:
         candidates = [(claim.theory(), None)]
-    elif not candidates:
+    else:
         in_order = sorted(campaigns, key=lambda campaign: (not campaign.is_current, campaign.started))
         candidates = [
             (numbers, campaign_of_numbers.folder)
@@ -307,18 +304,6 @@ def check(claim: Claim, kernels: str, campaigns: Sequence[Campaign], errors: Seq
     measured = " to ".join(dict.fromkeys(f"{end:.4g}" for end in worst[1:]))
     within = "" if inf in (-low, high) else "within "
     return Outcome(claim, kernels, "does not hold", numbers, f"{measured} is not {within}{claim.stated}", folder)
-
-
-def _of_errors(claim: Claim, kernels: str, errors: Iterable[ErrorLine]) -> list[tuple[Numbers, str]]:
-    """Return the mean absolute errors along the axis with their folder, of every folder that has enough of them."""
-    by_folder: dict[str, dict[int, Interval]] = {}
-    for line in errors:
-        fits = claim.errors is not None and line.tensor == "forward" and claim.errors.fits(line, kernels)
-        if fits and line.status == "ok" and (value := exactly(line.mean_absolute)):
-            by_folder.setdefault(line.folder, {})[getattr(line, claim.over)] = value
-    return [
-        (dict(sorted(by_size.items())), name) for name, by_size in by_folder.items() if len(by_size) >= claim.at_least
-    ]
 
 
 def _numbers(claim: Claim, kernels: str, rows: Iterable[Row]) -> Numbers:
@@ -349,8 +334,6 @@ def _numbers(claim: Claim, kernels: str, rows: Iterable[Row]) -> Numbers:
 def _lacking(claim: Claim, kernels: str, campaigns: Sequence[Campaign]) -> tuple[str, str | None]:
     """Return why a claim has no point (not measured, failed, not side by side), and what decides it, if anything."""
     command = claim.decided_by(kernels)
-    if not claim.needs and claim.errors:
-        return f"no errors.csv has enough of {claim.errors.name.format('*')}", command
     rows = [row for campaign in campaigns for row in campaign.rows]
     reasons, hopeless = [], False
     for need in claim.needs.values():
