@@ -55,7 +55,7 @@ class ProgressPrinter(Listener):
             self._shown = Live(
                 console=self._console, refresh_per_second=REFRESH_HZ, transient=True, get_renderable=self._table
             )
-        self._several, self._protocol = bool(fleet.words), protocol
+        self._several, self._protocol = fleet.count > 1, protocol
         self._seconds = {point: each / fleet.count for point, each in seconds.items()}
         self._sizes = {point.id: len(task.comparison.points) for task in tasks for point in task.comparison.points}
         total = sum(self._seconds[point.id] for task in tasks for point in task.comparison.points)

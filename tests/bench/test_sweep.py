@@ -122,7 +122,7 @@ def sweep(tmp_path) -> Callable[..., tuple[Heard, Measured]]:
 
     def sweep(devices: Devices, count: int = 1, stop_at: float = float("inf")) -> tuple[Heard, Measured]:
         comparisons = [comparison(64 * number) for number in range(1, count + 1)]
-        fleet = Fleet(CPU, devices.free, "", lambda rules, sweep_id: devices)
+        fleet = Fleet(CPU, devices.free, lambda rules, sweep_id: devices)
         rules, heard = Rules(PAPER, stop_at=stop_at), Heard()
         measured = Sweep(comparisons, fleet, devices, tmp_path / "out", rules, heard, clock=devices.clock).run()
         del heard.lines[0]

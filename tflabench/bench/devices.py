@@ -66,7 +66,7 @@ class Devices:
         if len(names) > 1:
             kinds = " and ".join(names)
             raise InputError(f"--gpus is {self.gpus}, which takes {kinds}: choose one kind by CUDA_VISIBLE_DEVICES")
-        return Fleet(gpus[0], len(gpus), f"{len(gpus)} x {names[0]}", partial(Host, gpus))
+        return Fleet(gpus[0], len(gpus), partial(Host, gpus))
 
     def here(self) -> Machine:
         """Return the first device of this machine.
@@ -90,13 +90,11 @@ class Fleet:
 
     Attributes:
         machine: the first of them, of whose kind all are.
-        words: what they are; "" for one alone.
         make: makes what measures on them, of rules and the id of a sweep.
     """
 
     machine: Machine
     count: int
-    words: str
     make: Callable[[Rules, str], Stations]
 
     @classmethod
@@ -104,4 +102,4 @@ class Fleet:
         """Return a device of this process alone."""
         from tflabench.bench.station import Station
 
-        return cls(here, 1, "", partial(Station, here))
+        return cls(here, 1, partial(Station, here))

@@ -337,7 +337,7 @@ class Sweep:
 
     def _announce(self) -> None:
         due = [point for task in self._tasks for point in task.comparison.points]
-        on = f"on {self._fleet.words}, " if self._fleet.words else ""
+        on = f"on {self._fleet.count} x {self._fleet.machine.name}, " if self._fleet.count > 1 else ""
         counts = f"{len(due)} of {len(self._points)} points to measure"
         line = f"{self._title}\n{counts}, in {len(self._tasks)} comparisons, {on}into {self._folder}"
         there = {point.id for point in self._points} - {point.id for point in due}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 from tflabench.bench.machine import chosen_gpu
 from tflabench.cli.common import app, options
 from tflabench.cli.common.console import RenderableType, emit
-from tflabench.cli.common.paths import out_file, write_drawn
+from tflabench.cli.common.paths import out_file
 from tflabench.conclusions.tables import FittedTable, TableColumn
 from tflabench.problem import InputError, Problem
 
@@ -51,6 +52,7 @@ def roofline(  # noqa: PLR0913  options
     as_json: options.Json = False,
 ) -> None:
     """Draw the arithmetic intensity of chunk sizes under the rooflines of GPUs. `plot` draws measured points."""
+    from tflabench.figures.files import write_figure
     from tflabench.figures.roofline import of_chunk_sizes, of_gpus
 
     given: Sequence[str | None] = gpu.split(",") if gpu else ["V100", "A100", "H100"]
@@ -62,7 +64,8 @@ def roofline(  # noqa: PLR0913  options
     drawn = of_chunk_sizes(
         chips, sizes, problem, gate, causal_factor=causal_factor, state_dtype=state_dtype, counts=counts
     )
-    write_drawn(of_gpus(chips, drawn.costs, drawn.title), out)
+    write_figure(of_gpus(chips, drawn.costs, drawn.title), out)
+    print(f"wrote {out}", file=sys.stderr)
     document = {
         "file": str(out),
         "gpus": [asdict(chip) for chip in chips],

@@ -9,7 +9,6 @@ writes several files takes the folder. Folders that are missing are made, and fi
 
 from __future__ import annotations
 
-import sys
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,7 +21,6 @@ from tflabench.problem import InputError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from tflabench.figures.model import Figure
 
 ROWS = "A results folder or a folder above several: all rows in it and below are read."
 _FILE = "Write this file{formats}, or {name} in this folder."
@@ -80,14 +78,6 @@ def _file_to_write(out: Path, name: str, option: str) -> Path:
         raise InputError(f"{option} is {out}: what is written there is a {suffix} file, give it that suffix")
     _make(path.parent, out, option)
     return path
-
-
-def write_drawn(figure: Figure, path: Path) -> None:
-    """Write a figure, its caption and its rows, and say so on stderr."""
-    from tflabench.figures.files import write_figure
-
-    write_figure(figure, path)
-    print(f"wrote {path}", file=sys.stderr)
 
 
 def print_figures(files: Iterable[Path]) -> None:
