@@ -59,11 +59,8 @@ class Architecture:
         Bytes are those of the weights, with the states of AdamW in training, and of what the recurrence reads and
         writes.
         """
-        tokens, weights = problem.tokens, self.parameters * problem.element_bytes
-        if problem.pass_ == "decode":
-            tokens = problem.batch
-        elif problem.pass_ == "fwbw":
-            weights = self.parameters * OPTIMIZER_BYTES
+        tokens = problem.batch if problem.pass_ == "decode" else problem.tokens
+        weights = self.parameters * (OPTIMIZER_BYTES if problem.pass_ == "fwbw" else problem.element_bytes)
         flops, moved = (3 if problem.pass_ == "fwbw" else 1) * 2.0 * self.multiplied * tokens, float(weights)
         parts: list[tuple[int, Bounded, Problem]] = [(self.layers, self.bounded, problem)]
         if self.attention:

@@ -142,8 +142,10 @@ class _Switch:
             if kernels == "native":
                 plain = inspect.unwrap(function)  # which transformers wraps
                 _Switch._replaced.enter_context(patch.object(holder, name, plain))
-            elif inspect.isfunction(function) and not _of_package(function):
-                raise Unsupported(f"transformers has found no package with {name}: it computes in plain PyTorch")
+            elif inspect.isfunction(function):
+                of_package = inspect.getclosurevars(function).nonlocals.get("is_new_implementation", True)
+                if not of_package:
+                    raise Unsupported(f"transformers has found no package with {name}: it computes in plain PyTorch")
         _Switch._now = self._of.kind, kernels
 
     def require_calls(self) -> None:
@@ -151,11 +153,6 @@ class _Switch:
         if self._handle and not self._handle.calls:
             left = "; ".join(f"{name}: {why}" for name, why in self._handle.left.items())
             raise Unsupported(f"no call reaches our kernels: {left or 'the model looks up others'}")
-
-
-def _of_package(function: Any) -> bool:
-    """Return whether a function that transformers wraps calls a package's, as far as the wrapper tells."""
-    return inspect.getclosurevars(function).nonlocals.get("is_new_implementation", True)
 
 
 def _places(of: Architecture) -> Iterator[tuple[Any, str]]:

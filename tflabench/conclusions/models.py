@@ -27,11 +27,6 @@ REVIEW_DIFFERS = (
 COUNTED = "FLOPs are 2 N a token, 6 N in training, and those of the recurrence; N is without the embedding."
 
 
-def tokens(row: Row) -> int:
-    """Return the tokens of a step: in decode one a sequence."""
-    return row.batch if row.pass_ == "decode" else row.batch * row.seq_len
-
-
 def mfu(row: Row, seconds: float) -> float | None:
     """Return the FLOP/s of a step over those of the GPU's datasheet; None where it has none."""
     gpu = hardware.from_device_name(row.device)
@@ -42,12 +37,12 @@ def mfu(row: Row, seconds: float) -> float | None:
 
 def record(row: Row) -> dict[str, Any]:
     """Return what the table of models shows of a row: times in s, memory in GiB, FLOPs in 1e9, shares of 1."""
-    host_ms = min(
-        max((row.host_ms or 0.0) - (row.ms_median or 0.0), 0.0), 1e3 * LEAD_LIMIT_S
-    )  # others are in ms_median
+    late_ms = max((row.host_ms or 0.0) - (row.ms_median or 0.0), 0.0)
+    host_ms = min(late_ms, 1e3 * LEAD_LIMIT_S)  # what is later is in ms_median
     seconds = (row.ms_median + host_ms) / 1e3 if row.ms_median else None
     name = str(registry.operation(row.implementation))
     of = ARCHITECTURES[name]
+    tokens = row.batch if row.pass_ == "decode" else row.batch * row.seq_len  # of a step
     at_once = row.details.get("sequences_at_once")
     reason = "out of memory" if row.status == "oom" else row.reason
     notes = [reason] if reason else []
@@ -64,11 +59,11 @@ def record(row: Row) -> dict[str, Any]:
         "seq_len": row.seq_len,
         "status": row.status,
         "step_s": seconds,
-        "tokens_per_s": tokens(row) / seconds if seconds else None,
+        "tokens_per_s": tokens / seconds if seconds else None,
         "peak_gib": row.peak_bytes / 2**30 if row.peak_bytes else None,
         "recurrence": recurrence / 1e3 / seconds if recurrence and seconds else None,
         "parameters": of.layer_parameters if row.implementation.endswith(".layer") else of.parameters,
-        "gflops_per_token": row.model_flops / tokens(row) / 1e9 if row.model_flops else None,
+        "gflops_per_token": row.model_flops / tokens / 1e9 if row.model_flops else None,
         "mfu": mfu(row, seconds) if seconds else None,
         "review_s": REVIEW.get(row.implementation)
         if row.pass_ == "fwbw" and (row.batch, row.seq_len) == (8, 8192)
