@@ -28,7 +28,7 @@ Gpus = Annotated[
         "NAMES",
         "Draw the roofs of these GPUs, comma-separated.",
         "--gpu",
-        autocompletion=options.complete_gpus,
+        autocompletion=options.complete_gpu_lists,
         show_default="V100,A100,H100",
     ),
 ]

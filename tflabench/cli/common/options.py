@@ -87,6 +87,12 @@ def complete_gpus(incomplete: str) -> list[str]:
     return [name for name in dict.fromkeys(names) if name.startswith(incomplete)]
 
 
+def complete_gpu_lists(incomplete: str) -> list[str]:
+    """Return comma-separated GPUs with the last one completed."""
+    before, comma, last = incomplete.rpartition(",")
+    return [f"{before}{comma}{name}" for name in complete_gpus(last)]
+
+
 # --- What to measure, and how
 
 Preset = Annotated[
