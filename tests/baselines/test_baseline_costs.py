@@ -61,6 +61,23 @@ def test_lightning_attention_2_moves_no_state_but_slices_of_wide_heads_read_v_ag
     assert count(alone).flops == linear_attention.cost(alone, decays=0, chunk_size=64).flops
 
 
+def test_gla_as_published_moves_no_state_forward_but_a_part_of_o_and_scores_for_each_block_of_channels():
+    """One head of 64 steps with two blocks of channels, in 2 bytes, float32 where it is between kernels."""
+    count = BY_NAME["gla_chunk_fuse"].cost
+    assert count
+    wide = Problem(batch=1, heads=1, seq_len=64, d_qk=128, d_hv=64)
+    sums, weights = 128 * (2 + 4), 128 * (4 * 2 + 4)
+    walk, scores = 128 * (2 * 2 + 4 / 16) + 64 * (2 + 2 * 4), 128 * (2 * 2 + 4) + 2 * 16 * 4
+    combined = 16 * (2 * 4 + 4 + 4 + 2) + 16 * 2 + 2 * 64 * 2 + 64 * (2 * 4 + 4 + 2 + 4 + 4 + 4 + 2)
+    assert count(wide).bytes == 64 * (sums + weights + walk + scores + combined)
+    assert count(wide).flops == call_cost(wide.with_(chunk_size=16), "chunkwise", "gla").flops
+    ours, published = (
+        BY_NAME[name].count(wide.with_(pass_="fwbw")).bytes - BY_NAME[name].count(wide).bytes
+        for name in ("tfla_gla_xl", "gla_chunk_fuse")
+    )
+    assert published == ours
+
+
 def test_a_group_shares_the_work_on_its_keys():
     problem = SIZE.with_(chunk_size=256, d_qk=64, d_hv=64)
     alone, shared = (linear_attention.cost(problem, decays=1, chunk_size=256, group=group) for group in (1, 4))
