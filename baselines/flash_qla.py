@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from tflabench.baselines import fla_ops
 from tflabench.baselines.packages import refuse
 from tflabench.implementations.adapter import Case, Owner
+from tflabench.theory.cost import Cost
 
 if TYPE_CHECKING:
     import torch
@@ -35,6 +36,16 @@ def build(problem: Problem, device: torch.device) -> Case:
     return fla_ops.case_of(OP, problem, inputs, lambda: function(**arguments, use_qk_l2norm_in_kernel=True)[0], kernel)
 
 
+def cost(problem: Problem) -> Cost:
+    """Return what a call computes and moves: forward keeps states on chip, but writes q, k and inverses and reads them.
+
+    q and k are read and written to be normalized, and k is read once more, for the inverses.
+    """
+    counted = fla_ops.cost_of_serving(OP, problem)
+    a_step = 5 * problem.d_qk / problem.group + 2 * fla_ops.CHUNK_SIZE
+    return Cost(counted.flops, counted.bytes + problem.tokens * problem.heads * a_step * problem.element_bytes)
+
+
 IMPLEMENTATIONS = (
     replace(
         fla_ops.implementation(OP),
@@ -42,6 +53,7 @@ IMPLEMENTATIONS = (
         title="Gated DeltaNet (FlashQLA)",
         build=build,
         refuses=partial(refuse, needs=NEEDS, heads=(128,)),
+        cost=cost,
         owner=Owner("FlashQLA", "purple"),
         package="flash-qla",
         packages=("tilelang",),
