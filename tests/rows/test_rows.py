@@ -53,9 +53,14 @@ def test_twice_is_as_good_as_once(folders):
 
 
 @pytest.mark.parametrize(
-    ("changes", "counts"), [({"started_at": EARLIER}, 1.0), ({"ms": None, "started_at": LATER}, 1.0)]
+    ("changes", "counts"),
+    [
+        ({"started_at": EARLIER}, 1.0),
+        ({"ms": None, "started_at": LATER}, 1.0),
+        ({"ms": 2.0, "started_at": LATER, "closed": False}, 1.0),
+    ],
 )
-def test_neither_an_older_row_nor_a_failure_replaces_a_measurement(tmp_path, changes, counts):
+def test_neither_an_older_row_nor_a_failure_nor_a_provisional_one_replaces_a_measurement(tmp_path, changes, counts):
     into, source = write(tmp_path / "into", [row(ms=1.0)]), write(tmp_path / "source", [row(**changes)])
     assert "1 left out" in merge(source, "--into", into)
     assert [r.ms_median for r in read_results(into).rows] == [1.0]

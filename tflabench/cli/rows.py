@@ -26,8 +26,9 @@ def merge(
 ) -> None:
     """Add the rows of other sweeps to a results folder: another part of a plan, measured at another time or GPU.
 
-    Of a point that both have, the row that was measured last counts, but a measurement before any failure. The
-    environment of every run comes along. Folders below a SOURCE go to those of the same name below --into.
+    Of a point that both have, the row that was measured last counts, but a measurement before any failure, and one of a
+    comparison that ended before a provisional one. The environment of every run comes along. Folders below a SOURCE go
+    to those of the same name below --into.
     """
     from tflabench.rows import load, upkeep
     from tflabench.selection import axes

@@ -23,7 +23,9 @@ READABLE = [
 
 
 def merge(results: Results, folder: Path) -> tuple[int, int, int]:
-    """Add rows to another folder: of a point that both have, what was measured last, but a time before any failure.
+    """Add rows to another folder: of a point that both have, what was measured last.
+
+    A time counts before any failure, and one of a comparison that ended before a provisional one.
 
     The runs behind the rows that are added are described as they were.
 
@@ -57,9 +59,9 @@ def merge(results: Results, folder: Path) -> tuple[int, int, int]:
     return new, replaced, kept
 
 
-def _counts(row: Row) -> tuple[bool, str]:
+def _counts(row: Row) -> tuple[bool, bool, str]:
     """Return a key that is larger for the one of two rows of a point that counts, whichever is merged into which."""
-    return row.status == "ok", row.started_at
+    return row.status == "ok", row.closed, row.started_at
 
 
 def pack(folder: Path, closed: bool = False) -> tuple[int, int]:
