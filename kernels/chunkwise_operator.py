@@ -55,7 +55,7 @@ def run(
     """
     q, k, v, f, i, initial, skip = call
     gate = setup.gate
-    backward = _wants_gradients(q, k, v, f, i, skip, *initial or ())
+    backward = wants_gradients(q, k, v, f, i, skip, *initial or ())
     wide = torch.promote_types(q.dtype, torch.float32)
     C, n, m = (None if x is None else x.to(wide) for x in initial or (None, None, None))
     key = setup_key(setup.implementation, gate.family, gate.fields, *setup[2:])
@@ -64,8 +64,9 @@ def run(
     return h, _split(states, gate)[0] if return_last_state else None
 
 
-def _wants_gradients(*tensors: Tensor | None) -> bool:
-    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+def wants_gradients(*inputs: Any) -> bool:
+    """Return whether gradients will flow to one of the inputs: tensors or anything else, which has none."""
+    return torch.is_grad_enabled() and any(getattr(x, "requires_grad", False) for x in inputs)
 
 
 @constant_to_compilers

@@ -37,6 +37,8 @@ from tflabench.kernels.state import State, float_matrix
 from tflabench.kernels.types import SIMPLE_GLA, Gating
 
 from .call import DeltaCall, as_gradients
+from .normalize import EPSILON
+from .normalize_kernel import normalize
 from .walks import errors_and_states, gradients_of_states
 
 
@@ -71,6 +73,8 @@ def default_chunk_size(q: Tensor, v: Tensor, *, gate: Gating, backward: bool = T
 def forward(arguments: Arguments, options: KernelOptions) -> tuple[Tensor, State | None, tuple[Tensor, ...]]:
     """Return o like v, the last state or None, and the errors and the states before chunks."""
     q, k, v = (aligned(x) for x in arguments[:3])
+    if options.gate.l2_normalize:
+        q, k = (normalize(x, None, EPSILON) for x in (q, k))
     call = DeltaCall.of(arguments._replace(q=q, k=k, v=v), options)
     first = float_matrix(arguments.initial)
     errors, matrices = errors_and_states(call, k, v, first)

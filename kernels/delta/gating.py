@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from tflabench.kernels.types import ForgetOf, Gating
 
@@ -16,14 +16,18 @@ class DeltaGate(Gating):
         gated: there is a log decay a step and head.
         beta_max: the largest beta, 1 or 2; above 1 the state may turn over (negative eigenvalues of I - beta k k^T),
             and in 16 bits kernels then multiply with more digits.
+        l2_normalize: q and k come as they are, and are divided by their norms. Forward alone heeds it: where gradients
+            flow, q and k are divided before.
 
     Raises:
         ValueError: beta_max is neither 1 nor 2.
     """
 
     family = "delta"
+    normalizes: ClassVar[bool] = True  # its kernels heed `l2_normalize`
     gated: bool = True
     beta_max: int = 1
+    l2_normalize: bool = False
 
     def __post_init__(self) -> None:
         if self.beta_max not in (1, 2):
@@ -31,8 +35,8 @@ class DeltaGate(Gating):
 
     @property
     def fields(self) -> tuple[Any, ...]:
-        """Return whether it is gated, and the largest beta."""
-        return self.gated, self.beta_max
+        """Return whether it is gated, the largest beta, and whether q and k are divided by their norms."""
+        return self.gated, self.beta_max, self.l2_normalize
 
     @property
     def forget_of(self) -> ForgetOf | None:

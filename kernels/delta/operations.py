@@ -7,7 +7,9 @@ from typing import Any, Literal, TypedDict, Unpack, cast
 from torch import Tensor
 
 from tflabench.kernels.api import CommonOptions, compute, operation
+from tflabench.kernels.backends import autocast_dtype
 from tflabench.kernels.checks import check_between, check_no_others, check_tensor
+from tflabench.kernels.chunkwise_operator import wants_gradients
 from tflabench.kernels.context import checks
 from tflabench.kernels.state import State
 from tflabench.kernels.step import StepOptions, compute_step
@@ -97,20 +99,26 @@ def computed(
     """Return what a delta rule with gates of this class returns; `keywords` are those that it takes."""
     if unknown := [name for name in options if name not in keywords.__annotations__]:
         check_no_others(unknown, keywords.__annotations__)
-    q, k, made = _prepared(q, k, beta, gate, g is not None, options)
+    start, group = getattr(options.get("initial_state"), "C", None), options.get("group")
+    inside = gate.normalizes and group is None and not wants_gradients(q, k, v, g, beta, start)
+    q, k, made = _prepared(q, k, beta, gate, g is not None, options, inside=inside)
     return compute(q, k, v, g, beta, made, options, names=NAMES, return_last_state=return_last_state)
 
 
 def _prepared(
-    q: Tensor, k: Tensor, beta: Tensor, gate: type[DeltaGate], gated: bool, options: DeltaTerms
-) -> tuple[Tensor, Tensor, DeltaGate]:
-    """Return q and k as they are multiplied, and the gate; its keywords leave the options."""
-    normalize, made = options.pop("l2_normalize", False), gate(gated, options.pop("beta_max", 1))
+    q: Tensor, k: Tensor, beta: Tensor, gate: type[DeltaGate], gated: bool, options: DeltaTerms, *, inside: bool
+) -> tuple[Tensor, Tensor, DeltaGate]:  # fmt: skip
+    """Return q and k, and the gate; its keywords leave the options. Inside, kernels divide q and k by their norms."""
+    normalize, beta_max = options.pop("l2_normalize", False), options.pop("beta_max", 1)
+    made = gate(gated, beta_max)
     with checks(options.get("group")):
         check_between("beta", check_tensor("beta", beta, q), 0, made.beta_max)
         if normalize:
+            q, k = check_tensor("q", q, q), check_tensor("k", k, q)
+            if inside and autocast_dtype(q) in (None, q.dtype):
+                return q, k, gate(gated, beta_max, l2_normalize=True)
             plain = options.get("implementation") == "reference"
-            q, k = (l2_normalized(check_tensor(name, x, q), plain=plain) for name, x in (("q", q), ("k", k)))
+            q, k = l2_normalized(q, plain=plain), l2_normalized(k, plain=plain)
     return q, k, made
 
 
@@ -133,5 +141,5 @@ def stepped(
     options: DeltaStepOptions,
 ) -> Tensor:  # fmt: skip
     """Return what the decode step of a delta rule with gates of this class returns, and replace the state."""
-    q, k, made = _prepared(q, k, beta, gate, g is not None, options)
+    q, k, made = _prepared(q, k, beta, gate, g is not None, options, inside=False)
     return compute_step(q, k, v, g, beta, state, made, cast("StepOptions", options), names=NAMES)

@@ -24,6 +24,7 @@ from tflabench.kernels.state import State
 from tflabench.kernels.types import Gating
 
 from .gating import GATED_DELTA_NET, DeltaGate
+from .normalize import l2_normalized
 
 
 def without_decay(gate: DeltaGate, v: Tensor) -> tuple[Tensor, DeltaGate]:
@@ -55,7 +56,7 @@ def chunkwise(
     beta: Tensor,
     initial: State | None = None,
     *,
-    gate: Gating = GATED_DELTA_NET,
+    gate: DeltaGate = GATED_DELTA_NET,
     scale: float | None = None,
     chunk_size: int = 64,
     state_dtype: torch.dtype | None = None,
@@ -71,12 +72,15 @@ def chunkwise(
         scale: of q; None is 1/sqrt(d_qk).
         chunk_size: L, any value >= 1; the last chunk may be shorter. Memory grows as T L, with decays a channel as
             T L d_qk.
-        gate, state_dtype: of no effect: g says whether there is a decay, and states are rounded to the dtype of q.
+        gate: whether q and k are normalised; g says whether there is a decay.
+        state_dtype: of no effect: states are rounded to the dtype of q.
 
     Returns:
         o (B, H, T, d_hv) in the dtype of q, and the state after the last step in float32 (float64 for float64).
     """
-    del gate, state_dtype
+    del state_dtype
+    if gate.l2_normalize:
+        q, k = (l2_normalized(x, plain=True) for x in (q, k))
     T, dtype = q.shape[2], q.dtype
     L = min(chunk_size, T)
     work = torch.promote_types(dtype, torch.float32)

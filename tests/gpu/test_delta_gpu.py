@@ -72,7 +72,8 @@ def test_repeated_runs_are_the_same_to_the_bit(implementation: str) -> None:
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_it_is_captured_in_a_graph_and_compiled(implementation: str) -> None:
     skip_without_hopper(implementation)
-    inputs: Any = draw(Case(1000, 64, 64, dtype=torch.bfloat16))[0] | {"implementation": implementation}
+    inputs: Any = draw(Case(1000, 64, 64, dtype=torch.bfloat16))[0]
+    inputs |= {"implementation": implementation, "l2_normalize": True}
     wanted = ops.gated_delta_net(**inputs)
     assert torch.equal(torch.compile(ops.gated_delta_net, fullgraph=True)(**inputs), wanted)
     graph = torch.cuda.CUDAGraph()

@@ -21,6 +21,7 @@ class DeltaWalkConfig(KernelConfig, DeltaWalkShape):
         loads, stores: the states before segments are given, and the one after the last of them is written.
         documents: they lie end to end along T, and each has states of its own.
         spans: a pass leaves out tiles that have decayed, see `joins.spans_of`.
+        normalizes: q and k come as they are, and count as divided by their norms; forward without backward alone.
     """
 
     d_qk: int
@@ -35,6 +36,7 @@ class DeltaWalkConfig(KernelConfig, DeltaWalkShape):
     stores: bool = False
     documents: bool = False
     spans: bool = False
+    normalizes: bool = False
     num_slots: int = 2
     num_outputs: int = 2  # blocks of o of a partition in flight
 

@@ -33,7 +33,7 @@ from tflabench.kernels.scalar.hopper.tiles import (
 )
 from tflabench.kernels.scalar.hopper.workarounds import ASSEMBLY, barrier, reinterpret, tma_store, wait_for_products
 
-from .tiles import DeltaGates, load_steps, products, sums_of_gates
+from .tiles import STEP_OF_EACH_WARP, DeltaGates, load_steps, norms_of, products, sums_of_gates
 
 # Four blocks [16, 16], one a warp: an accumulator of mma.sync, and its operands.
 OF_WARPS = gl.constexpr(gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[4, 1, 1], instr_shape=[1, 16, 8]))
@@ -169,11 +169,13 @@ def store_gain(at, kk, prefix, root):
 def make_inverses(  # noqa: PLR0913
     k_desc, x_desc, gates, steps, gains, num_steps, num_tiles, num_heads, heads_per_qk,
     GATED: gl.constexpr, PARTS: gl.constexpr, DOCUMENTS: gl.constexpr, GAINS: gl.constexpr,
+    NORMALIZES: gl.constexpr,
 ):  # fmt: skip
     """Write X of a tile, (B, H, num_tiles * 64, PARTS * 64): itself rounded and, of two parts, what is left.
 
     Args:
         gains: (B, H, num_tiles) float32, written: see `store_gain`.
+        NORMALIZES: see `DeltaWalkConfig`.
     """
     dtype: gl.constexpr = k_desc.dtype
     row, tile = gl.program_id(0) // num_tiles, gl.program_id(0) % num_tiles
@@ -191,6 +193,12 @@ def make_inverses(  # noqa: PLR0913
     load_blocks(k_desc, (batch, head // heads_per_qk, step, 0), blocks, 2, 2, loaded)
     g, s = load_steps(gates, row, tile, num_steps, GATED, steps, DOCUMENTS)
     prefix.store(sums_of_gates(g))
+    if NORMALIZES:
+        mbarrier.wait(loaded, 0)
+        root.store(norms_of(blocks, 1))
+        barrier()
+        s /= root.load(STEP_OF_EACH_WARP)
+        barrier()
     root.store(s)
     barrier()
     mbarrier.wait(loaded, 0)
@@ -211,7 +219,7 @@ def make_inverses(  # noqa: PLR0913
 
 
 def launch_inverses(
-    k: Tensor, gates: DeltaGates, gated: bool, plan: DeltaPlan, places: WalkPlaces | None
+    k: Tensor, gates: DeltaGates, gated: bool, plan: DeltaPlan, places: WalkPlaces | None, *, normalizes: bool
 ) -> tuple[Tensor, Tensor | None]:
     """Return X of all tiles, (B, H, tiles * 64, parts * 64), in the dtype of k (B, H or fewer, T, d_qk), and gains.
 
@@ -226,6 +234,6 @@ def launch_inverses(
         descriptor(k), descriptor(x), gates, *(gates.beta if y is None else y for y in (steps, gains)),
         T, plan.cut.tiles, H, group,
         GATED=gated, PARTS=plan.parts, DOCUMENTS=steps is not None, GAINS=gains is not None,
-        num_warps=4, **ASSEMBLY,
+        NORMALIZES=normalizes, num_warps=4, **ASSEMBLY,
     )  # fmt: skip
     return x, gains

@@ -8,11 +8,14 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma
 
 from tflabench.kernels.delta import hopper_plan as plan
+from tflabench.kernels.delta import normalize
+from tflabench.kernels.scalar.hopper.conversions import widened
 from tflabench.kernels.scalar.hopper.tiles import ACC, ACC_COLUMN, ACC_ROW, block
 from tflabench.kernels.scalar.hopper.workarounds import wait_for_products
 
 LOG2E = gl.constexpr(1.4426950408889634)
 LEAST_STRENGTH = gl.constexpr(plan.LEAST_STRENGTH)
+EPSILON = gl.constexpr(normalize.EPSILON)
 LEAST_GATE = gl.constexpr(-160.0)  # a log2 gate below counts as this: its weights are 0 in float32 anyway
 BEYOND = gl.constexpr(-1e30)  # sums of log2 gates at steps beyond the last one, which read nothing
 STEP_OF_EACH_WARP = gl.constexpr(gl.BlockedLayout([2], [32], [4], [0]))  # 64 steps, all of them in every warp
@@ -68,6 +71,16 @@ def products(x_blocks, x_tile, y_blocks, y_tile):
         yT = block(y_blocks, 2 * y_tile + j).permute((1, 0))
         xy = warpgroup_mma(block(x_blocks, 2 * x_tile + j), yT, xy, use_acc=j > 0, is_async=True)
     return wait_for_products(0, deps=(xy,))
+
+
+@gluon.jit
+def norms_of(blocks, tile):
+    """Return sqrt(sum of squares + EPSILON) of the steps of a tile of 128 columns, [64] float32."""
+    squares = gl.zeros([64], gl.float32, layout=ACC_ROW)
+    for j in gl.static_range(2):
+        x = widened(block(blocks, 2 * tile + j).load(ACC))
+        squares += gl.sum(x * x, axis=1)
+    return gl.sqrt(squares + EPSILON)
 
 
 @gluon.jit

@@ -21,6 +21,9 @@ The state is transposed, rows of v by columns of k, so that it and what is made 
 the two state partitions share nothing, and never wait for one another. A program has 128 columns of v, and all 128 of
 q and k: TMA pads with zeros beyond the last step or column, and loses what is written there.
 
+A walk that normalises reads q and k as they come: it divides s by the norms of k and multiplies v by them, and divides
+the rows of P, and what q reads of S, by the norms of q. So all that is rounded is as large as if they had norm 1.
+
 With a decay a channel (`config.channels`) a kernel before has made P, and q and k with their decays, of which s 2^(b_63
 - b) K is one: then there is no score partition, and `load` copies all that. So 2^b and scale stand in what is read.
 """
@@ -55,7 +58,7 @@ from tflabench.kernels.scalar.hopper.workarounds import (
 )
 
 from .schedule import DeltaSchedule, get_item_of_walk, get_items, get_state_index, get_tile
-from .tiles import BEYOND, STEP_OF_EACH_WARP, decayed, load_steps, products, sums_of_gates
+from .tiles import BEYOND, STEP_OF_EACH_WARP, decayed, load_steps, norms_of, products, sums_of_gates
 
 FLOATS = gl.constexpr(EXPONENTS_LAYOUT)
 OPERAND_COLUMN = gl.constexpr(gl.SliceLayout(0, ACC_OPERAND))  # a value for each column of a left operand
@@ -104,6 +107,7 @@ class DeltaScores:
         written_key: of the walk for o, and of channels, s 2^(b_63 - b) K, [2 * slots, 1, 1, 64, 64], 16 bits: what K
             is rounded to as Z is written by it. Where the state is made again, in backward, it must be written by the
             same numbers: errors correct what rounding did to this state, and to no other.
+        norms: where the walk normalises, of k, then of q, [2 * slots, 64] float32.
         decay: 2^b, by which k reads the state; the last one is that of the state.  query_decay: scale 2^b, by which q
             does.  write_decay: s 2^(b_63 - b), by which steps write to it.  root: s.  [slots, 64] float32 each. With
             channels all are [3 * slots, 1, 64], of a slot 2^b_63 of 128 channels, then s.
@@ -112,6 +116,7 @@ class DeltaScores:
     ring: Ring
     p: gl.shared_memory_descriptor
     written_key: gl.shared_memory_descriptor
+    norms: gl.shared_memory_descriptor
     decay: gl.shared_memory_descriptor
     query_decay: gl.shared_memory_descriptor
     write_decay: gl.shared_memory_descriptor
@@ -141,6 +146,7 @@ def allocate_scores(config: gl.constexpr, desc):
             ring=allocate_ring(SLOTS, 2),
             p=gl.allocate_shared_memory(dtype, [SLOTS, 1, 1, 64, 64], desc.layout),
             written_key=gl.allocate_shared_memory(dtype, [2 * SLOTS, 1, 1, 64, 64], desc.layout),
+            norms=decay,
             decay=decay,
             query_decay=decay,
             write_decay=decay,
@@ -152,11 +158,16 @@ def allocate_scores(config: gl.constexpr, desc):
         written_key = p
         if not config.reverse:
             written_key = gl.allocate_shared_memory(dtype, [2 * SLOTS, 1, 1, 64, 64], desc.layout)
+        decay = gl.allocate_shared_memory(gl.float32, [SLOTS, 64], VECTOR)
+        norms = decay
+        if config.normalizes:
+            norms = gl.allocate_shared_memory(gl.float32, [2 * SLOTS, 64], VECTOR)
         return DeltaScores(
             ring=allocate_ring(SLOTS, 2),
             p=p,
             written_key=written_key,
-            decay=gl.allocate_shared_memory(gl.float32, [SLOTS, 64], VECTOR),
+            norms=norms,
+            decay=decay,
             query_decay=gl.allocate_shared_memory(gl.float32, [SLOTS, 64], VECTOR),
             write_decay=gl.allocate_shared_memory(gl.float32, [SLOTS, 64], VECTOR),
             root=gl.allocate_shared_memory(gl.float32, [SLOTS, 64], VECTOR),
@@ -282,10 +293,21 @@ def score_partition(program, scale, prefix):
             tile = get_tile(work, gl.minimum(turn + 1, work.end_tile - 1), config.reverse)
             next_g, next_root = load_steps_of(schedule, gates, work, tile, config)
             scores.ring.producer_acquire(slot)
+            query_scale, row_scale = scale, scale
+            if config.normalizes:
+                inputs.keys.consumer_wait(stage)
+                k_norms, q_norms = scores.norms.index(2 * slot.slot), scores.norms.index(2 * slot.slot + 1)
+                k_norms.store(norms_of(inputs.key, stage.slot))
+                if config.reads_queries:
+                    q_norms.store(norms_of(inputs.query, stage.slot))
+                barrier()
+                s /= k_norms.load(STEP_OF_EACH_WARP)
+                query_scale = scale / q_norms.load(STEP_OF_EACH_WARP)
+                row_scale = (scale / q_norms.load(ACC_ROW))[:, None]
             decay = gl.exp2(b)
             prefix.store(gl.where(s > 0, b, BEYOND))
             scores.decay.index(slot.slot).store(decay)
-            scores.query_decay.index(slot.slot).store(gl.where(s > 0, decay * scale, 0.0))
+            scores.query_decay.index(slot.slot).store(gl.where(s > 0, decay * query_scale, 0.0))
             scores.write_decay.index(slot.slot).store(s * gl.exp2(gl.min(b, axis=0) - b))  # the last is the least
             scores.root.index(slot.slot).store(s)
             barrier()
@@ -294,7 +316,7 @@ def score_partition(program, scale, prefix):
                 qk = products(inputs.query, stage.slot, inputs.key, stage.slot)
                 i = gl.arange(0, 64, layout=ACC_ROW)[:, None]
                 j = gl.arange(0, 64, layout=ACC_COLUMN)[None, :]
-                p = gl.where(i >= j, decayed(qk * scale, prefix, scores.root.index(slot.slot)), 0.0)
+                p = gl.where(i >= j, decayed(qk * row_scale, prefix, scores.root.index(slot.slot)), 0.0)
                 scores.p.index(slot.slot).store(nearest(p, dtype))
             if not config.reverse:
                 write_decay = scores.write_decay.index(slot.slot).load(ACC_ROW)[:, None]

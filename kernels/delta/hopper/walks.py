@@ -40,16 +40,18 @@ from .walk import (
 
 
 @gluon.jit
-def errors_operand(reads, vT, scores, slot, CHANNELS: gl.constexpr):
+def errors_operand(reads, vT, scores, slot, config: gl.constexpr):
     """Return (s (V - 2^b K S))^T, a left operand [64, 64]; reads: S^T K^T, float32; vT [64, 64] in shared memory.
 
-    With channels 2^b is in what has been read.
+    With channels 2^b is in what has been read; where the walk normalises, V is multiplied by the norms of k.
     """
     reads = gl.convert_layout(reads, ACC_OPERAND, assert_trivial=True)
-    if not CHANNELS:
+    if not config.channels:
         reads *= scores.decay.index(slot).load(OPERAND_COLUMN)[None, :]
-    e = widened(vT.load(ACC_OPERAND)) - reads
-    return nearest(e * load_root(scores, slot, OPERAND_COLUMN, CHANNELS)[None, :], vT.dtype)
+    v = widened(vT.load(ACC_OPERAND))
+    if config.normalizes:
+        v *= scores.norms.index(2 * slot).load(OPERAND_COLUMN)[None, :]
+    return nearest((v - reads) * load_root(scores, slot, OPERAND_COLUMN, config.channels)[None, :], vT.dtype)
 
 
 @gluon.jit
@@ -82,7 +84,7 @@ def walk_tile(program, descs, buffers, work, turn, places, state, HALF: gl.const
     reads, out, _left, _right = wait_for_products(0, deps=(reads, out, operands[0], operands[1]))
     zero = opaque_zero(turn, 2)
     valueT = block(inputs.value, 2 * stage + HALF + zero).permute((1, 0))
-    e = errors_operand(reads, valueT, scores, slot + zero, config.channels)
+    e = errors_operand(reads, valueT, scores, slot + zero, config)
     z = gl.zeros([64, 64], gl.float32, layout=ACC)
     for part in gl.static_range(PARTS):
         # [64, 64] @ [64, 64] -> [64, 64]
@@ -306,7 +308,7 @@ def walk_values(
 def launch_walk(
     walk: DeltaWalk, outputs: tuple[Tensor | None, Tensor | None], inputs: tuple[Tensor, ...], *, reverse: bool,
     gates: DeltaGates, gated: bool, states: DeltaWalkStates, scale: float, parts: int,
-    places: WalkPlaces | None = None, spans: Tensor | None = None,
+    places: WalkPlaces | None = None, spans: Tensor | None = None, normalizes: bool = False,
 ) -> None:  # fmt: skip
     """Write o and Z, or reversed dv and D, and the state after the walk if there is room for it.
 
@@ -318,13 +320,14 @@ def launch_walk(
         states: reversed their gradients, initial after segments, final before them.
         places: of documents, each with states of its own: outputs are added to where these begin and end.
         spans: of segments, for a pass (`joins.spans_of`).
+        normalizes: see `DeltaWalkConfig`.
     """
     of_pass = outputs[0] is None
     config = DeltaWalkConfig.of(
         DeltaWalkShape(parts) if reverse else outputs_shape(parts), d_qk=walk.sizes.d_qk, d_hv=walk.sizes.d_hv,
         gated=gated, reverse=reverse, states_only=of_pass, keeps_errors=not reverse and outputs[1] is not None,
         loads=states.initial is not None, stores=states.final is not None,
-        documents=places is not None, spans=of_pass and spans is not None,
+        documents=places is not None, spans=of_pass and spans is not None, normalizes=normalizes,
     )  # fmt: skip
     descs = map(descriptor, (*inputs, *(inputs[2] if x is None else x for x in outputs)))
     enqueue(

@@ -11,7 +11,7 @@ import torch
 if not torch.cuda.is_available():
     pytest.importorskip("triton.experimental.gluon")
 
-from delta_cases import Case, distances_of_documents, draw, failures
+from delta_cases import Case, distance, distances_of_documents, draw, failures
 from gluon_on_cpu import DELTA, Machine, launch_delta_on
 from planted_mistakes import assert_mistake_shows
 
@@ -65,7 +65,7 @@ def test_right_in_any_order(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("source", "right", "mistaken"),
     [
-        ("walk", "inputs.keys.consumer_wait(stage)", "pass"),  # a tile that has not arrived
+        ("walk", "inputs.keys.consumer_wait(stage)\n            if", "pass\n            if"),  # not yet arrived
         ("walk", "scores.ring.producer_acquire(slot)", "pass"),  # scores are overwritten
         ("walk", "ring.producer_acquire(stage)", "pass"),  # a stage is overwritten
         ("walks", "scores.ring.consumer_wait(slot)", "pass"),
@@ -98,6 +98,34 @@ def test_without_gradients_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> N
     with torch.no_grad():
         assert torch.equal(ops.gated_delta_net(**inputs, implementation="hopper"), wanted)
     assert kept == [None]
+
+
+@pytest.mark.parametrize("length", [1e-3, 300.0])
+@pytest.mark.parametrize("options", [{}, {"chunk_size": 64, "beta_max": 2}, {"cu_seqlens": torch.tensor([0, 70, 150])}])
+def test_walks_divide_by_norms_without_gradients(
+    options: dict[str, Any], length: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And are no farther from float64 than where q and k have been divided before, however long these are."""
+    launch_delta_on(Machine(seed=4, family=DELTA), monkeypatch)
+    inputs: Any = draw(Case(150, 64, 80, sharing=2, dtype=B16))[0]
+    inputs |= {name: inputs[name] * length * (1 + torch.rand(1, 1, 150, 1)).to(B16) for name in "qk"}
+    options |= {"l2_normalize": True, "return_last_state": True}
+    divides: list[bool] = []
+
+    def launch(*args: Any, normalizes: bool, **others: Any) -> None:
+        divides.append(normalizes)
+        walks.launch_walk(*args, normalizes=normalizes, **others)
+
+    monkeypatch.setattr(chunkwise, "launch_walk", launch)
+    walked = ops.gated_delta_net(**inputs, **options, implementation="hopper")
+    assert all(divides)
+    before = ops.gated_delta_net(**inputs | {"v": inputs["v"].requires_grad_()}, **options, implementation="hopper")
+    assert not divides[-1]
+    wide = {name: x.detach().double() for name, x in inputs.items()}
+    exact = ops.gated_delta_net(**wide, **options, implementation="reference")
+    for x, y, truth in zip(walked, before, exact, strict=True):
+        x, y, truth = (z if isinstance(z, torch.Tensor) else z.C for z in (x, y, truth))
+        assert distance(x, truth) <= 1.1 * distance(y, truth)
 
 
 @pytest.mark.parametrize("backward", [True, False])
