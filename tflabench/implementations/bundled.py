@@ -68,7 +68,7 @@ VERSIONS = {
     "step": 1,
     "reference": 1,
     "delta": 3,
-    "fused_delta": 3,
+    "fused_delta": 4,
     "fused_gla": 2,
     "kda": 2,
     "fused_kda": 2,
