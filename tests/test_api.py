@@ -60,7 +60,7 @@ def test_rows_survive_the_way_through_a_table():
     [
         {"gpu": "H100", "d_qk": 256, "d_hv": 512},
         {"gpu": "A100", "d_qk": 64, "d_hv": 64, "gate": "exp", "seq_len": 300, "pass_": "fwbw"},
-        {"gpu": "H100", "memory_budget": "2GiB", "state_dtype": "bfloat16", "tile": 128},
+        {"gpu": "H100", "memory_budget": "2GiB", "state_dtype": "bfloat16"},
     ],
 )
 def test_the_best_chunk_size_is_the_commands(options):

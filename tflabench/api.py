@@ -108,13 +108,10 @@ def optimal_chunk_size(  # noqa: PLR0913  public
     dtype: str = "bfloat16",
     state_dtype: str = "float32",
     memory_budget: str | None = None,
-    tile: int | None = None,
-    peak_tflops: float | None = None,
-    bandwidth_tbs: float | None = None,
 ) -> int:
     """Return the chunk size L, in steps, of least theoretical runtime: `recommended` of `tflabench optimal-chunk`.
 
-    It is a power of two from `tile` to `seq_len`, by the paper's model. Measured optima are lower; `sweep` finds them.
+    It is a power of two, by the paper's model. Measured optima are lower; `sweep` finds them.
 
     Args:
         gpu: as `tflabench gpus` lists them, or a .toml file; None for this machine's, or an H100 where there is none.
@@ -124,15 +121,13 @@ def optimal_chunk_size(  # noqa: PLR0913  public
         pass_: "fw", or "fwbw" for forward and backward.
         dtype, state_dtype: of q, k, v and gates, and of states in memory.
         memory_budget: peak memory allowed, such as "8GiB".
-        tile: of the kernel, a power of two; None for 64, or less for shorter sequences.
-        peak_tflops, bandwidth_tbs: ceilings in place of the GPU's, in TFLOP/s and TB/s.
 
     Raises:
         InputError: an unknown GPU, gate or dtype, a size below 1, or a budget that no chunk size fits.
     """
     from tflabench.bench.machine import chosen_gpu
     from tflabench.problem import Problem, dtype_bytes, one_of, parse_bytes
-    from tflabench.theory.chunk_size import Tradeoff, usual_tile
+    from tflabench.theory.chunk_size import Tradeoff
     from tflabench.theory.cost import GATES
 
     if gpu is not None:
@@ -143,11 +138,9 @@ def optimal_chunk_size(  # noqa: PLR0913  public
             raise InputError(f"{name} is {size!r}: it must be a whole number")
     problem = Problem(batch, heads, seq_len, d_qk, d_hv, dtype=dtype, pass_=pass_)
     state_bytes = dtype_bytes("state_dtype", state_dtype)
-    tradeoff = Tradeoff(
-        problem, gate, chosen_gpu(gpu, dtype, peak_tflops, bandwidth_tbs).ceilings, state_bytes=state_bytes
-    )
+    tradeoff = Tradeoff(problem, gate, chosen_gpu(gpu, dtype).ceilings, state_bytes=state_bytes)
     budget = float("inf") if memory_budget is None else parse_bytes("memory_budget", memory_budget)
-    return tradeoff.recommend(usual_tile(seq_len) if tile is None else tile, budget)
+    return tradeoff.recommend(budget)
 
 
 def plot(
@@ -409,7 +402,7 @@ def advise(  # noqa: PLR0913  public
     if tokens is not None and batch is not None:
         raise InputError(f"batch is {batch} and tokens {tokens}: give one of them, tokens chooses the batch")
     _plugged_in(plugin)
-    chip = chosen_gpu(gpu, dtype, None, None)
+    chip = chosen_gpu(gpu, dtype)
     problem = Problem(8 if batch is None else batch, heads, seq_len, d_qk, d_hv, dtype=dtype, pass_=pass_)
     memory = chip.memory_bytes if memory_budget is None else parse_bytes("memory_budget", memory_budget)
     demand = advising.Demand(problem, layers, tokens, memory)
@@ -447,7 +440,7 @@ def roofline(
     from tflabench.figures.roofline import of_chunk_sizes, of_gpus
     from tflabench.problem import Problem
 
-    gpus = [chosen_gpu(name, dtype, None, None) for name in _listed(gpu)]
+    gpus = [chosen_gpu(name, dtype) for name in _listed(gpu)]
     sizes = [size for size in _parsed({"chunk_size": chunk_size})["chunk_size"] if isinstance(size, int)]
     if not (gpus and sizes):
         raise InputError(f"gpu is {gpu!r} and chunk_size {chunk_size!r}: they must name one of each at least")

@@ -10,7 +10,7 @@ from tflabench.implementations import registry
 from tflabench.problem import InputError, Problem
 from tflabench.theory import calibrated, tfla
 from tflabench.theory.calibrated import term_seconds
-from tflabench.theory.hardware import Ceilings, custom, find, from_device_name
+from tflabench.theory.hardware import Ceilings, Gpu, find, from_device_name
 from tflabench.theory.launches import ALGORITHMS, RESOURCES, TERMS, Algorithm, Chip, Launch, Modelled, total
 
 FIG_4 = Problem(batch=16, heads=16, seq_len=4096, d_qk=128, d_hv=256)
@@ -59,8 +59,8 @@ class TestLaunch:
 
 
 def test_a_gpu_of_which_too_little_is_known():
-    with pytest.raises(InputError, match="knows too little of custom: not its float32 rate, the number of"):
-        Chip.of(custom(100, 1))
+    with pytest.raises(InputError, match="knows too little of mine: not its float32 rate, the number of"):
+        Chip.of(Gpu("mine", Ceilings(100e12, 1e12, "given", "")))
     gpu = from_device_name("AMD Instinct MI300X")
     assert gpu
     with pytest.raises(InputError, match="MI300X: not its float32 rate; add it"):

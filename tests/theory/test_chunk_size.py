@@ -12,8 +12,8 @@ import pytest
 import sympy
 
 from tflabench.problem import InputError, Problem
-from tflabench.theory.chunk_size import Tradeoff, check_chunk_size, check_tile
-from tflabench.theory.hardware import custom, find
+from tflabench.theory.chunk_size import Tradeoff, chunk_sizes
+from tflabench.theory.hardware import Ceilings, find
 
 FIG_17 = Problem(batch=8, heads=8, seq_len=8192, d_qk=256, d_hv=512)
 H100 = find("paper-H100").ceilings
@@ -98,7 +98,7 @@ def test_no_chunk_size_is_faster_than_the_optima(gate, pass_, counts, gpu):
 
 
 def test_where_nothing_is_memory_bound_overlap_changes_nothing():
-    tradeoff = Tradeoff(FIG_17, "sig", custom(peak_tflops=1, bandwidth_tbs=10).ceilings)
+    tradeoff = Tradeoff(FIG_17, "sig", Ceilings(1e12, 10e12, "given", ""))
     assert tradeoff.overlapped_optimal == tradeoff.flop_optimal
 
 
@@ -121,44 +121,29 @@ def test_predictions_are_plain_numbers_for_one_chunk_size_and_arrays_for_many():
 
 
 class TestRecommended:
-    @pytest.mark.parametrize("tile", [16, 64, 256, 8192])
     @pytest.mark.parametrize("gpu", ["paper-A100", "B200"])
-    def test_is_the_best_power_of_two_that_the_tile_divides(self, tile, gpu):
+    def test_is_the_best_power_of_two_that_the_tile_divides(self, gpu):
         tradeoff = Tradeoff(FIG_17, "sig", find(gpu).ceilings)
-        allowed = [size for size in range(tile, 8193, tile) if math.log2(size).is_integer()]
-        assert tradeoff.recommend(tile) == min(allowed, key=lambda size: tradeoff.time(size).upper)
+        allowed = [size for size in range(64, 8193, 64) if math.log2(size).is_integer()]
+        assert chunk_sizes(8192) == allowed
+        assert tradeoff.recommend() == min(allowed, key=lambda size: tradeoff.time(size).upper)
 
     def test_never_exceeds_the_sequence(self):
-        assert Tradeoff(FIG_17.with_(seq_len=200), "sig", H100).recommend(16) == 128
+        assert Tradeoff(FIG_17.with_(seq_len=200), "sig", H100).recommend() == 128
 
     def test_a_memory_budget_forces_larger_chunks_and_keeps_the_fastest_that_fits(self):
         tradeoff = Tradeoff(FIG_17, "sig", find("paper-A100").ceilings)
-        free = tradeoff.recommend(64)
-        assert tradeoff.recommend(64, tradeoff.memory(free)) == free
-        assert tradeoff.recommend(64, tradeoff.memory(free) - 1) == 2 * free
-        assert tradeoff.recommend(64, tradeoff.memory(4 * free)) == 4 * free
+        free = tradeoff.recommend()
+        assert tradeoff.recommend(tradeoff.memory(free)) == free
+        assert tradeoff.recommend(tradeoff.memory(free) - 1) == 2 * free
+        assert tradeoff.recommend(tradeoff.memory(4 * free)) == 4 * free
 
     def test_a_budget_that_nothing_fits_says_how_much_would(self):
         tradeoff = Tradeoff(FIG_17, "sig", H100)
         with pytest.raises(InputError, match=r"memory_budget is 1.00 GiB: it must be at least (\d+) MiB") as error:
-            tradeoff.recommend(64, 2**30)
+            tradeoff.recommend(2**30)
         enough = int(str(error.value).split("at least ")[1].split()[0])
-        assert tradeoff.recommend(64, enough * 2**20) == 8192
-
-    @pytest.mark.parametrize(
-        ("tile", "said"),
-        [
-            (0, "tile is 0: it must be a power of two"),
-            (48, "tile is 48: it must be a power of two"),
-            (-64, "tile is -64: it must be a power of two"),
-            (16384, "tile is 16384: it must be at most seq_len, which is 8192"),
-        ],
-    )
-    def test_bad_tiles(self, tile, said):
-        with pytest.raises(InputError, match=said):
-            Tradeoff(FIG_17, "sig", H100).recommend(tile)
-        with pytest.raises(InputError, match=said):
-            check_tile(tile, 8192)
+        assert tradeoff.recommend(enough * 2**20) == 8192
 
 
 class TestMemory:
@@ -211,12 +196,3 @@ class TestClaims:
 def test_decode_has_no_chunk_size():
     with pytest.raises(InputError, match="pass is 'decode': one step has no chunks"):
         Tradeoff(FIG_17.with_(pass_="decode", seq_len=1), "sig", H100)
-
-
-@pytest.mark.parametrize("chunk_size", [0, -64, 96])
-def test_a_chunk_size_must_be_a_multiple_of_the_tile(chunk_size):
-    check_chunk_size(192, 64)
-    with pytest.raises(
-        InputError, match=f"chunk_size is {chunk_size}: it must be a positive multiple of the tile, which is 64"
-    ):
-        check_chunk_size(chunk_size, 64)

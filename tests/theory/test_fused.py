@@ -15,7 +15,7 @@ from tflabench.kernels.scalar.plan.hopper_shapes import TILE, WalkShape
 from tflabench.problem import InputError, Problem
 from tflabench.theory import fused, walk_counts
 from tflabench.theory.call_cost import call_cost
-from tflabench.theory.hardware import Ceilings, custom, find
+from tflabench.theory.hardware import Ceilings, Gpu, find
 from tflabench.theory.launches import Modelled
 from tflabench.theory.walk_counts import step_bytes, tensor_bytes
 
@@ -467,8 +467,8 @@ def test_waves_are_programs_over_multiprocessors():
     ]
     assert fused.waves(FIG_4, SIG, 4096, H200) == {"h": 256 / 132}
     assert fused.waves(WIDE.with_(pass_="fwbw"), SIG, 4096, H200)["dv"] == 64 * 2 * 4 / 132
-    with pytest.raises(InputError, match="multiprocessors of custom is not known"):
-        fused.waves(FIG_4, SIG, 4096, custom(100, 1))
+    with pytest.raises(InputError, match="multiprocessors of mine is not known"):
+        fused.waves(FIG_4, SIG, 4096, Gpu("mine", Ceilings(100e12, 1e12, "given", "")))
 
 
 def test_the_chunk_size_is_the_one_that_the_kernels_choose():

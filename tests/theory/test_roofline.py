@@ -13,11 +13,11 @@ from tflabench.problem import InputError, Problem
 from tflabench.theory import roofline
 from tflabench.theory.chunk_size import Tradeoff
 from tflabench.theory.cost import Cost
-from tflabench.theory.hardware import Ceilings, custom, find
+from tflabench.theory.hardware import Ceilings, find
 from tflabench.theory.roofline import Bounded, bound_s, pass_bounds
 
 CHIP = Ceilings(flops_per_s=100.0, bytes_per_s=10.0, provenance="given", source="")  # ridge at 10 FLOP/byte
-H100, H200 = custom(795, 3.02).ceilings, custom(782, 4.26).ceilings
+H100, H200 = (Ceilings(*rates, "given", "") for rates in ((795e12, 3.02e12), (782e12, 4.26e12)))
 SMALL = Problem(batch=16, heads=16, seq_len=4096, d_qk=128, d_hv=256, chunk_size=128)
 LARGE = Problem(batch=16, heads=8, seq_len=4096, d_qk=256, d_hv=512, chunk_size=128)
 

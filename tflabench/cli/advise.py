@@ -56,8 +56,6 @@ def advise(  # noqa: PLR0913  options
     tokens: Tokens = None,
     memory_budget: Budget = None,
     gpu: options.GpuName = None,
-    peak_tflops: options.PeakTflops = None,
-    bandwidth_tbs: options.BandwidthTbs = None,
     top: Top = 10,
     plugin: options.Plugin = None,
     as_json: options.Json = False,
@@ -74,7 +72,7 @@ def advise(  # noqa: PLR0913  options
     gates = advising.checked_gates(options.words(gate))
     size = 8 if batch is None else batch
     problem = Problem(size, heads, seq_len, d_qk, d_hv, dtype=dtype, pass_=pass_)  # type: ignore[arg-type]
-    chip = chosen_gpu(gpu, dtype, peak_tflops, bandwidth_tbs)
+    chip = chosen_gpu(gpu, dtype)
     demand = advising.Demand(problem, layers, tokens, memory_budget or chip.memory_bytes)
     advice = advising.advice(demand, chip, gates, ",".join(impl) if impl else None)
     advice.require_fit()

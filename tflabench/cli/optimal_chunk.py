@@ -27,12 +27,6 @@ Gpus = Annotated[
     ),
 ]
 LEAST_SHOWN, MOST_SHOWN = 1 / 8, 8  # of the recommended L, in the table
-TILE = "Tile of the kernel: L is a power of two from it."
-Tile = Annotated[
-    int | None,
-    options.option(options.MODEL, "N", TILE, show_default="64, or less for a short T"),
-]
-Reported = Annotated[int | None, options.option(options.OUTPUT, "N", "Report this L too.")]
 
 
 @app.command("optimal-chunk")
@@ -47,13 +41,9 @@ def optimal_chunk(  # noqa: PLR0913  options
     gate: options.Gate = "sig",
     memory_budget: options.MemoryBudget = None,
     gpu: Gpus = None,
-    peak_tflops: options.PeakTflops = None,
-    bandwidth_tbs: options.BandwidthTbs = None,
     causal_factor: options.CausalFactor = 0.5,
     state_dtype: options.StateDtype = "float32",
-    tile: Tile = None,
     counts: options.CountsName = "published",
-    chunk_size: Reported = None,
     as_json: options.Json = False,
 ) -> None:
     """Give the chunk size L of least theoretical runtime, and the kernel of ours that would run.
@@ -66,7 +56,7 @@ def optimal_chunk(  # noqa: PLR0913  options
     from tflabench.theory.cost import GATES
 
     widths = [int(width or 0) for width in parse_values("d_hv", d_hv)]
-    chips = [chosen_gpu(name, dtype, peak_tflops, bandwidth_tbs) for name in (options.words(gpu) if gpu else [None])]
+    chips = [chosen_gpu(name, dtype) for name in (options.words(gpu) if gpu else [None])]
     kind: Any = one_of("gate", gate, GATES)
     counts = one_of("counts", counts, ("published", "exact"))
     if GATES[gate].published is None:
@@ -86,18 +76,13 @@ def optimal_chunk(  # noqa: PLR0913  options
         for chip in chips
         for width in widths
     ]
-    if tile is None:
-        tile = chunks.usual_tile(seq_len)
-    chunks.check_tile(tile, seq_len)
-    if chunk_size is not None:
-        chunks.check_chunk_size(chunk_size, tile)
     budget = float("inf") if memory_budget is None else memory_budget
     setting = (
         f"T {seq_len}, batch {batch}, {heads} heads, {dtype}, states {state_dtype}, F_causal {causal_factor:g}, "
         f"{counts} counts"
     )
     if len(given) > 1:
-        best = [(chip, tradeoff, tradeoff.recommend(tile, budget)) for chip, tradeoff in given]
+        best = [(chip, tradeoff, tradeoff.recommend(budget)) for chip, tradeoff in given]
         lines = [
             {"gpu": chip.name, "d_hv": of.problem.d_hv, "runtime_optimal": of.runtime_optimal}
             | {"within_5_percent": list(of.within()), **_at(of, size)}
@@ -107,23 +92,18 @@ def optimal_chunk(  # noqa: PLR0913  options
         emit(lines, [title, _table_of_best(lines)], as_json)
         return
     ((chip, tradeoff),) = given
-    problem, recommended = tradeoff.problem, tradeoff.recommend(tile, budget)
-    title = f"{GATES[kind].title} {PASS_NAMES[pass_]} on {chip.name}: d_qk {d_qk}, d_hv {problem.d_hv}, {setting}"
-    document = _document(chip, tradeoff, tile, recommended, chunk_size) | {"memory_budget_bytes": memory_budget}
-    emit(document, _text(title, tradeoff, document, chunk_size), as_json)
+    title = f"{GATES[kind].title} {PASS_NAMES[pass_]} on {chip.name}: d_qk {d_qk}, d_hv {widths[0]}, {setting}"
+    document = _document(chip, tradeoff, tradeoff.recommend(budget)) | {"memory_budget_bytes": memory_budget}
+    emit(document, _text(title, tradeoff, document), as_json)
 
 
-def _document(chip: Gpu, tradeoff: Tradeoff, tile: int, recommended: int, chunk_size: int | None) -> dict[str, Any]:
+def _document(chip: Gpu, tradeoff: Tradeoff, recommended: int) -> dict[str, Any]:
     """Return the answer for one GPU and problem, as --json prints it but for the memory budget."""
     from tflabench.conclusions.advise import optima
+    from tflabench.theory.chunk_size import chunk_sizes
 
     problem = tradeoff.problem
-    kernels = optima(problem, tradeoff.gate, chip, tile, recommended)
-    sizes = {2**n for n in range(4, problem.seq_len.bit_length()) if 2**n >= tile} | {
-        recommended,
-        chunk_size or recommended,
-    }
-    best = _at(tradeoff, recommended)
+    sizes, best = chunk_sizes(problem.seq_len), _at(tradeoff, recommended)
     return {
         "flop_optimal": tradeoff.flop_optimal,
         "runtime_optimal": tradeoff.runtime_optimal,
@@ -133,12 +113,12 @@ def _document(chip: Gpu, tradeoff: Tradeoff, tile: int, recommended: int, chunk_
         "predicted_ms_lower": best["ms_lower"],
         "predicted_ms_upper": best["ms_upper"],
         "memory_bytes": best["memory_bytes"],
-        "tile": tile,
+        "tile": sizes[0],
         "gate": tradeoff.gate,
         "problem": asdict(problem),
         "gpu": asdict(chip),
-        **kernels,
-        "chunk_sizes": [_at(tradeoff, size) for size in sorted(sizes)],
+        **optima(problem, tradeoff.gate, chip, recommended),
+        "chunk_sizes": [_at(tradeoff, size) for size in sizes],
         "counts": tradeoff.counts,
         "causal_factor": tradeoff.causal_factor,
         "state_bytes": tradeoff.state_bytes,
@@ -160,12 +140,8 @@ def _table_of_best(lines: Sequence[dict[str, Any]]) -> FittedTable:
     return FittedTable(columns, lines)
 
 
-def _text(title: str, tradeoff: Tradeoff, document: dict[str, Any], chunk_size: int | None) -> Iterator[RenderableType]:
-    """Yield the answer in one sentence, a table of chunk sizes, and the optima by equation and kernel.
-
-    Args:
-        chunk_size: another L to report.
-    """
+def _text(title: str, tradeoff: Tradeoff, document: dict[str, Any]) -> Iterator[RenderableType]:
+    """Yield the answer in one sentence, a table of chunk sizes, and the optima by equation and kernel."""
     from rich.text import Text
 
     recommended, rows = document["recommended"], document["chunk_sizes"]
@@ -177,12 +153,8 @@ def _text(title: str, tradeoff: Tradeoff, document: dict[str, Any], chunk_size: 
         style="bold green",
     )
     yield f"\n{title}"
-    near = [
-        row
-        for row in rows
-        if LEAST_SHOWN <= row["chunk_size"] / recommended <= MOST_SHOWN or row["chunk_size"] == chunk_size
-    ]
-    yield _table(tradeoff, near, {chunk_size: "asked for", recommended: "recommended"})
+    near = [row for row in rows if LEAST_SHOWN <= row["chunk_size"] / recommended <= MOST_SHOWN]
+    yield _table(tradeoff, near, recommended)
     ceilings = tradeoff.ceilings
     yield (
         f"{ceilings.flops_per_s / 1e12:g} TFLOP/s, {ceilings.bytes_per_s / 1e12:g} TB/s, "
@@ -226,14 +198,13 @@ def _optima(tradeoff: Tradeoff, document: dict[str, Any]) -> Iterator[str]:
         )
 
 
-def _table(tradeoff: Tradeoff, rows: Sequence[dict[str, Any]], marks: dict[int | None, str]) -> FittedTable:
-    """Return a row an L: time between bounds, intensity, memory, and what `marks` say of it."""
+def _table(tradeoff: Tradeoff, rows: Sequence[dict[str, Any]], recommended: int) -> FittedTable:
+    """Return a row an L: time between bounds, intensity, memory, and which is recommended or within 5% of the least."""
     low, high = tradeoff.within()
-    least = min(row["ms_upper"] for row in rows)
 
     def mark(row: dict[str, Any]) -> str:
-        size, is_least = row["chunk_size"], "least" * (row["ms_upper"] == least)
-        return ", ".join(filter(None, (marks.get(size), is_least))) or ("within 5%" if low <= size <= high else "")
+        near = "within 5%" if low <= row["chunk_size"] <= high else ""
+        return "recommended" if row["chunk_size"] == recommended else near
 
     columns = [
         TableColumn("L", "chunk_size", "d"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -21,17 +21,8 @@ if TYPE_CHECKING:
 
 SIZES = "Mark these L: 64,128 or 16:4096:x4."
 Sizes = Annotated[str, options.option(options.PROBLEM, "VALUES", SIZES, "--chunk-size")]
-Gpus = Annotated[
-    str | None,
-    options.option(
-        options.CHIP,
-        "NAMES",
-        "Draw the roofs of these GPUs, comma-separated.",
-        "--gpu",
-        autocompletion=options.complete_gpu_lists,
-        show_default="V100,A100,H100",
-    ),
-]
+ROOFS = "Draw the roofs of these GPUs, comma-separated."
+Gpus = Annotated[str, options.option(options.CHIP, "NAMES", ROOFS, "--gpu", autocompletion=options.complete_gpu_lists)]
 
 
 @app.command("roofline")
@@ -45,9 +36,7 @@ def roofline(  # noqa: PLR0913  options
     causal_factor: options.CausalFactor = 0.5,
     state_dtype: options.StateDtype = "float32",
     counts: options.CountsName = "published",
-    gpu: Gpus = None,
-    peak_tflops: options.PeakTflops = None,
-    bandwidth_tbs: options.BandwidthTbs = None,
+    gpu: Gpus = "V100,A100,H100",
     out: Annotated[Path, out_file("roofline.png")] = Path("roofline.png"),
     as_json: options.Json = False,
 ) -> None:
@@ -55,10 +44,7 @@ def roofline(  # noqa: PLR0913  options
     from tflabench.figures.files import write_figure
     from tflabench.figures.roofline import of_chunk_sizes, of_gpus
 
-    given: Sequence[str | None] = gpu.split(",") if gpu else ["V100", "A100", "H100"]
-    if not gpu and (peak_tflops or bandwidth_tbs):
-        given = [None]
-    chips = [chosen_gpu(name, dtype, peak_tflops, bandwidth_tbs) for name in given]
+    chips = [chosen_gpu(name, dtype) for name in options.words(gpu)]
     sizes = _sizes(chunk_size)
     problem = Problem(1, 1, max(sizes), d_qk, d_hv, dtype=dtype, pass_=pass_)  # type: ignore[arg-type]
     drawn = of_chunk_sizes(

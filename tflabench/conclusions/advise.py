@@ -20,12 +20,12 @@ from tflabench.kernels.scalar.plan import hopper
 from tflabench.problem import InputError, Problem, size_in_words
 from tflabench.theory import cost, fused, held_out, launches
 from tflabench.theory.calibrated import Source, predict
+from tflabench.theory.chunk_size import TILE, chunk_sizes
 from tflabench.theory.hardware import Gpu
 from tflabench.theory.held_out import ModelError
 from tflabench.theory.launches import Algorithm, Modelled
 from tflabench.theory.roofline import TimeBounds
 
-SMALLEST_CHUNK = 64
 FLOAT32_BYTES = 4
 WORTH_MEMORY = 0.01  # part of the time of a step, for which more memory is worth naming
 
@@ -322,9 +322,9 @@ def _chunk_sizes(impl: Implementation, demand: Demand, gpu: Gpu) -> tuple[list[i
     It is None alone for an implementation that takes no chunk size. A reason that holds at every size is named once.
     """
     last = demand.problem.seq_len
-    sizes: list[int | None] = [2**n for n in range(min(SMALLEST_CHUNK, last).bit_length() - 1, last.bit_length())]
-    if last > SMALLEST_CHUNK and last not in sizes:
-        sizes.append(-(-last // SMALLEST_CHUNK) * SMALLEST_CHUNK)
+    sizes: list[int | None] = [*chunk_sizes(last)]
+    if last > TILE and last not in sizes:
+        sizes.append(-(-last // TILE) * TILE)
     if not impl.chunked:
         sizes = [None]
     reasons: dict[int | None, str] = {}
@@ -337,20 +337,19 @@ def _chunk_sizes(impl: Implementation, demand: Demand, gpu: Gpu) -> tuple[list[i
     return kept, [Refused(impl.name, size, reason) for size, reason in reasons.items()]
 
 
-def optima(problem: Problem, gate: str, gpu: Gpu, tile: int, usual: int) -> dict[str, Any]:
+def optima(problem: Problem, gate: str, gpu: Gpu, usual: int) -> dict[str, Any]:
     """Return the L of least time of our Triton kernels ("calibrated"), that of "fused", and of the "kernel" that runs.
 
     That one is what implementation="auto" of our operations runs on the GPU. Its name and L are None where none runs,
     and "refused" says why the last one does not.
 
     Args:
-        tile: which L is a multiple of.
         usual: the L where neither a model nor the kernel has one.
     """
     kernels = registry.tried_by_auto(gate)
     by_algorithm = {impl.modelled.algorithm: impl for impl in kernels if impl.modelled}
     models: dict[Algorithm, dict[str, Any] | None] = {
-        "tfla": _triton_chunk(by_algorithm.get("tfla"), problem, gpu, tile),
+        "tfla": _triton_chunk(by_algorithm.get("tfla"), problem, gpu),
         "fused": _fused_chunk(by_algorithm.get("fused"), problem, gate, gpu),
     }
     refusal = "there are none of this gate"
@@ -368,14 +367,11 @@ def optima(problem: Problem, gate: str, gpu: Gpu, tile: int, usual: int) -> dict
     return {"kernel": kernel, "calibrated": models["tfla"], "fused": models["fused"]}
 
 
-def _triton_chunk(impl: Implementation | None, problem: Problem, gpu: Gpu, tile: int) -> dict[str, Any] | None:
-    """Return the L of least time of Triton kernels by the calibrated model; None where that does not apply.
-
-    L is a power of two from a tile to T.
-    """
+def _triton_chunk(impl: Implementation | None, problem: Problem, gpu: Gpu) -> dict[str, Any] | None:
+    """Return the L of least time of Triton kernels by the calibrated model; None where that does not apply."""
     if impl is None:
         return None
-    sizes = [2**n for n in range(tile.bit_length() - 1, problem.seq_len.bit_length())]
+    sizes = chunk_sizes(problem.seq_len)
     at = {size: problem.with_(chunk_size=size) for size in sizes}
     predicted = {size: predict(impl.modelled, impl.count(at[size]), at[size], gpu) for size in sizes}
     best = min(sizes, key=lambda size: predicted[size].seconds)

@@ -10,7 +10,7 @@ from tflabench.conclusions.claim import Claim, Interval, Numbers, Stated
 from tflabench.problem import Problem
 from tflabench.theory import cost
 from tflabench.theory.chunk_size import Tradeoff
-from tflabench.theory.hardware import Ceilings, custom, table_18
+from tflabench.theory.hardware import Ceilings, table_18
 
 T = 8192
 SIZES = [2**n for n in range(14)]  # L = 1 ... T
@@ -116,7 +116,7 @@ THEORY_CLAIMS = (
         "the best L grows with the square root of the accelerator's intensity", "appendix G, eq. 121, Fig. 22",
         "exponent, intensity from 100 to 800 FLOPs a byte", Stated(0.45, 0.55),
         lambda: by_number(
-            growth({x: tradeoff(custom(x, 1.0).ceilings).runtime_optimal for x in (100, 200, 400, 800)})
+            growth({x: tradeoff(Ceilings(x, 1.0, "given", "")).runtime_optimal for x in (100, 200, 400, 800)})
         ),
         over="number",
     ),

@@ -21,6 +21,7 @@ from tflabench.theory.cost import GATES, Cost, Counts, Gate, Polynomial
 from tflabench.theory.hardware import Ceilings
 from tflabench.theory.roofline import TimeBounds, time_bounds
 
+TILE = 64  # steps, which L is a multiple of
 Number = Any  # int, float or numpy array
 
 
@@ -123,18 +124,13 @@ class Tradeoff:
         normalizer = 2 * p.seq_len * self.state_bytes if GATES[self.gate].normalized else 0
         return p.batch * p.heads * (passes * (per_step * p.seq_len + states) + normalizer)
 
-    def recommend(self, tile: int, memory_budget: float = math.inf) -> int:
-        """Return the L of least upper time among the powers of two from `tile` to T that fit the budget.
-
-        Args:
-            tile: of the kernel, which L must be a multiple of; a power of two, at most T.
-            memory_budget: in bytes, against `memory`.
+    def recommend(self, memory_budget: float = math.inf) -> int:
+        """Return the L of least upper time among `chunk_sizes` that fit a budget in bytes, against `memory`.
 
         Raises:
-            InputError: a tile or a budget that leaves nothing to choose from.
+            InputError: none fits.
         """
-        check_tile(tile, self.problem.seq_len)
-        sizes = [2**n for n in range(tile.bit_length() - 1, self.problem.seq_len.bit_length())]
+        sizes = chunk_sizes(self.problem.seq_len)
         fitting = [size for size in sizes if self.memory(size) <= memory_budget]
         if not fitting:
             least = math.ceil(self.memory(sizes[-1]) / 2**20)
@@ -145,20 +141,6 @@ class Tradeoff:
         return min(fitting, key=lambda size: self.time(size).upper)
 
 
-def usual_tile(seq_len: int) -> int:
-    """Return the tile of kernels on sequences of this length: 64 steps, or the largest power of two of at most T."""
-    return min(64, 2 ** (seq_len.bit_length() - 1))
-
-
-def check_tile(tile: int, seq_len: int) -> None:
-    """Raise InputError unless `tile` is a power of two of at most `seq_len`."""
-    if tile < 1 or tile & (tile - 1):
-        raise InputError(f"tile is {tile}: it must be a power of two")
-    if tile > seq_len:
-        raise InputError(f"tile is {tile}: it must be at most seq_len, which is {seq_len}")
-
-
-def check_chunk_size(chunk_size: int, tile: int) -> None:
-    """Raise InputError unless `chunk_size` is a positive multiple of `tile`."""
-    if chunk_size < 1 or chunk_size % tile:
-        raise InputError(f"chunk_size is {chunk_size}: it must be a positive multiple of the tile, which is {tile}")
+def chunk_sizes(seq_len: int) -> list[int]:
+    """Return the powers of two up to T, from TILE on, or from the largest one where T is shorter."""
+    return [2**n for n in range(min(TILE, seq_len).bit_length() - 1, seq_len.bit_length())]

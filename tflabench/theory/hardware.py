@@ -45,18 +45,14 @@ class Ceilings:
     source: str
 
     def __post_init__(self) -> None:
-        _require_positive(flops_per_s=self.flops_per_s, bytes_per_s=self.bytes_per_s)
+        for name in ("flops_per_s", "bytes_per_s"):
+            if not 0 < (value := getattr(self, name)) < float("inf"):
+                raise InputError(f"{name} is {value}: it must be a positive number")
 
     @property
     def intensity(self) -> float:
         """I_acc = alpha / beta in FLOP/byte (eq. 117)."""
         return self.flops_per_s / self.bytes_per_s
-
-
-def _require_positive(**values: float) -> None:
-    for name, value in values.items():
-        if not 0 < value < float("inf"):
-            raise InputError(f"{name} is {value}: it must be a positive number")
 
 
 @dataclass(frozen=True)
@@ -186,9 +182,7 @@ def find(name: str) -> Gpu:
         return gpu
     near = dict.fromkeys(gpus[key].name for key in difflib.get_close_matches(_plain(name), gpus, n=3, cutoff=0.5))
     hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(gpu.name for gpu in KNOWN)}"
-    raise InputError(
-        f"no GPU is called {name!r}; {hint} (any other: --peak-tflops X --bandwidth-tbs Y, or a .toml file)"
-    )
+    raise InputError(f"no GPU is called {name!r}; {hint} (any other: a .toml file)")
 
 
 def from_device_name(device: str) -> Gpu | None:
@@ -224,12 +218,6 @@ def described(device: str, dtype: str = "bfloat16") -> Gpu:
     raise InputError(
         f"the rows ran on {device!r}, whose peak rate and bandwidth are not known: run `tflabench calibrate` on it"
     )
-
-
-def custom(peak_tflops: float, bandwidth_tbs: float, name: str = "custom") -> Gpu:
-    """Return a GPU known by its two ceilings only, in TFLOP/s and TB/s."""
-    _require_positive(peak_tflops=peak_tflops, bandwidth_tbs=bandwidth_tbs)
-    return Gpu(name, Ceilings(peak_tflops * 1e12, bandwidth_tbs * 1e12, "given", "given by the user"))
 
 
 def store_ceilings(device: str, dtype: str, ceilings: Ceilings) -> Path:

@@ -175,5 +175,3 @@ GpuName = Annotated[
         show_default="this machine's, else H100",
     ),
 ]
-PeakTflops = Annotated[float | None, option(CHIP, "X", "Peak dense matrix rate in TFLOP/s, in place of the GPU's.")]
-BandwidthTbs = Annotated[float | None, option(CHIP, "X", "Memory bandwidth in TB/s, in place of the GPU's.")]
