@@ -1,6 +1,6 @@
 """Draw the model of a figure with matplotlib: 85 mm wide, one column of a paper, with panels below each other.
 
-Matplotlib's constrained layout places panels and legends; adjustText moves words that lie on each other.
+Matplotlib's constrained layout places panels and legends.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from matplotlib.ticker import NullLocator
 from tflabench.figures import model
 from tflabench.figures.axes import CROSS_LEVEL, linear_ticks, log_ticks
 from tflabench.figures.captions import shorten
-from tflabench.figures.model import Axis, Bars, Cross, Curve, Figure, HeatMap, Ink, Key, Mark, Panel, Rule
+from tflabench.figures.model import Axis, Bars, Cross, Curve, Figure, HeatMap, Ink, Key, Panel, Ring, Rule
 
 WIDTH = 85 / 25.4  # inches
 DPI = 360  # 1,200 pixels across
@@ -103,10 +103,6 @@ def draw(figure: Figure) -> Drawing:
         drawing.draw_without_rendering()
         panel_heights = sum(axes[0].bbox.height for axes in grid) / drawing.dpi
         drawing.set_figheight(height + len(rows) * figure.height - panel_heights)
-    drawing.draw_without_rendering()
-    drawing.set_layout_engine("none")
-    for ax, panel in zip((ax for axes in grid for ax in axes), figure.panels, strict=True):
-        _marks(ax, [item for item in panel.items if isinstance(item, Mark)])
     return drawing
 
 
@@ -128,13 +124,12 @@ def _grid(drawing: Drawing, rows: Sequence[Sequence[Panel]]) -> Iterator[list[Ax
 
 
 def _panel(ax: Axes, panel: Panel, label_x: bool, letters: int) -> None:
-    """Draw a panel but for its marks. Its axes are set before its items, some of which ask for the limits."""
+    """Draw a panel. Its axes are set before its items, some of which ask for the limits."""
     _set(ax, "x", panel.x, label_x)
     _set(ax, "y", panel.y, True)
     ax.grid(visible=not any(isinstance(item, (HeatMap, Bars)) for item in panel.items), axis="y")
     for item in panel.items:
-        if not isinstance(item, Mark):
-            DRAWN[type(item)](ax, item)
+        DRAWN[type(item)](ax, item)
     if panel.empty:
         ax.text(0.5, 0.5, panel.empty, transform=ax.transAxes, ha="center", va="center", color="0.35")
     ax.set_title(fill(panel.title, letters), loc="left", pad=10 if _names_above(ax, panel) else 3)
@@ -215,25 +210,13 @@ def _heat_map(ax: Axes, heat: HeatMap) -> None:
         bar.ax.set_xlabel(heat.label, loc="left", labelpad=5)
 
 
+def _ring(ax: Axes, ring: Ring) -> None:
+    ax.plot([ring.x], [ring.y], "o", ms=7, mfc="none", mec=ring.colour, mew=0.7, zorder=2.3)
+
+
 DRAWN: dict[type, Callable[[Axes, Any], None]] = {
-    model.Band: _band, Bars: _bars, Cross: _cross, Curve: _curve, HeatMap: _heat_map, Rule: _rule,
+    model.Band: _band, Bars: _bars, Cross: _cross, Curve: _curve, HeatMap: _heat_map, Ring: _ring, Rule: _rule,
 }  # fmt: skip
-
-
-def _marks(ax: Axes, marks: Sequence[Mark]) -> None:
-    """Draw rings, and words near points, moved to where they strike neither lines nor each other."""
-    drawn = [line.get_path().transformed(line.get_transform()).interpolated(20).vertices for line in ax.lines]
-    points = ax.transData.inverted().transform(np.concatenate([np.empty((0, 2)), *map(np.asarray, drawn)]))
-    for mark in marks:
-        if mark.ring:
-            ax.plot([mark.x], [mark.y], "o", ms=7, mfc="none", mec=mark.colour, mew=0.7)
-    texts = [ax.text(mark.x, mark.y, mark.words, fontsize=SMALL, color=mark.colour) for mark in marks if mark.words]
-    if texts:
-        from adjustText import adjust_text
-
-        x, y = points[np.isfinite(points).all(axis=1)].T
-        arrow = {"arrowstyle": "-", "color": "0.6", "lw": 0.4}
-        adjust_text(texts, x, y, ax=ax, expand=(1.1, 1.3), arrowprops=arrow, iter_lim=300)
 
 
 def _names_beside(ax: Axes, panel: Panel) -> None:

@@ -111,14 +111,12 @@ class Cross:
 
 
 @dataclass(frozen=True)
-class Mark:
-    """Words at a point; the renderer moves them where they strike nothing. `ring` draws a ring around the point."""
+class Ring:
+    """A ring around a point."""
 
     x: float
     y: float
-    words: str
     colour: str = "#404040"
-    ring: bool = False
 
 
 @dataclass(frozen=True)
@@ -154,7 +152,7 @@ class HeatMap:
     label: str = ""
 
 
-Item = Curve | Band | Rule | Cross | Mark | Bars | HeatMap
+Item = Curve | Band | Rule | Cross | Ring | Bars | HeatMap
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ import numpy as np
 
 from tflabench.figures.axes import held, linear, logarithmic, powers, upwards
 from tflabench.figures.looks import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION, looks
-from tflabench.figures.model import Axis, Band, Curve, Figure, Ink, Item, Key, Mark, Numbers, Panel, Rule
+from tflabench.figures.model import Axis, Band, Curve, Figure, Ink, Item, Key, Numbers, Panel, Ring, Rule
 from tflabench.figures.quantities import AXES, PASSES, Rows, days, drawable
 from tflabench.figures.roofline import ink, intensity_rules, roofs, short, sources, under
 from tflabench.implementations import registry
@@ -44,7 +44,7 @@ STATES = {4: "states in float32", 2: "states in bfloat16"}  # bytes of an elemen
 GREY = "#404040"
 FUSED = Ink(BLACK, dash="dot")
 FUSED_ON = ("H100", "H200")
-RING = Ink(GREY, "circle")
+LEAST = Ink(GREY, "circle")
 MEASURED = Key("measured", Ink(GREY, "square"))
 RATES = "Measured rates: modelled FLOPs over measured time."
 BACKWARD = "The paper counts forward passes. The backward is derived from its section B.3 (tflabench.theory.cost)."
@@ -243,12 +243,12 @@ def _of_the_paper(drawn: Callable[[FigureRequest], Figure]) -> Callable[..., Fig
 def fig15(variant: FigureRequest) -> Figure:
     """Return FLOPs of one head and sequence over L, for three head sizes and F_causal 0.5, 0.66 and 1."""
     panels = [_flops_panel(variant, d_qk, d_hv) for d_qk, d_hv in ((256, 512), (128, 256), (64, 128))]
-    least = [item.x for panel in panels for item in panel.items if isinstance(item, Mark)]
+    least = [item.x for panel in panels for item in panel.items if isinstance(item, Ring)]
     return variant.figure(
         f"FLOPs are fewest at an L of {min(least):.0f} to {max(least):.0f}",
         setting="T = 8192, one head and sequence",
         panels=panels,
-        keys=(Key("fewest FLOPs", RING, "hollow"), Key("parallel form", Ink(GREY, "diamond"), "hollow")),
+        keys=(Key("fewest FLOPs", LEAST, "hollow"), Key("parallel form", Ink(GREY, "diamond"), "hollow")),
         caption=[
             f"{variant.counted}. The parallel form has one chunk of all T steps, the recurrent form T.",
             *([f"Fused: tflabench.theory.fused, tiles of {TILE} steps at every L."] if variant.has_fused else []),
@@ -271,7 +271,7 @@ def _flops_panel(variant: FigureRequest, d_qk: int, d_hv: int) -> Panel:
             Curve(f"F_causal = {factor:g}", sizes, gflops("chunkwise", sizes, factor), line, "theory"),
             Curve("", [T], [gflops("parallel", T, factor)], Ink(line.colour, "diamond"), joined=False, hollow=[True]),
         ]
-        rings.append(Mark(least, gflops("chunkwise", least, factor), "", line.colour, ring=True))
+        rings.append(Ring(least, gflops("chunkwise", least, factor), line.colour))
     rules = [Rule("y", gflops("recurrent", T), "recurrent form", Ink("#767676", dash="dash"))]
     if variant.has_fused:
         tiled = (
@@ -320,13 +320,13 @@ def fig17(variant: FigureRequest) -> Figure:
     items += [line.curve(line.sizes, line.ms) for line in measured]
     best = Tradeoff(sweep.problem, gate, home.ceilings).runtime_optimal
     statement = f"{short(home)} is fastest at L = {best:.0f}"
-    keys = [Key("least, at the L beside", RING, "hollow")]
+    keys = [Key("least, at the L beside", LEAST, "hollow")]
     if measured:
         chunkwise = [line for line in measured if line.chunkwise]
         fastest = min(chunkwise or measured, key=lambda line: line.ms.min())
         kind = "chunkwise" if chunkwise else "fused"
         statement += f", the best measured {kind} kernel at {fastest.sizes[fastest.best]:.0f}"
-        keys = [Key("least", RING, "hollow"), Key(f"bounds on {short(home)}", ink(home), "area"), MEASURED]
+        keys = [Key("least", LEAST, "hollow"), Key(f"bounds on {short(home)}", ink(home), "area"), MEASURED]
     return variant.figure(
         statement,
         [Panel("", _over_sizes(sizes), upwards("runtime [ms]", held(items)), tuple(items))],
@@ -348,7 +348,7 @@ def _runtime(sweep: MeasuredSweep, tradeoff: Tradeoff, gpu: Gpu, sizes: np.ndarr
     home = sweep.gpu and short(sweep.gpu) == short(gpu)
     role = "context" if sweep.gpu and not home else "theory"
     yield Curve(f"{short(gpu)}: L = {best:.0f}", sizes, time.upper * 1e3, look, role)
-    yield Mark(best, float(tradeoff.time(best).upper) * 1e3, "", look.colour, ring=True)
+    yield Ring(best, float(tradeoff.time(best).upper) * 1e3, look.colour)
     if home:
         yield Band(sizes, time.lower * 1e3, time.upper * 1e3, look.colour)
 
@@ -422,9 +422,9 @@ def fig20(variant: FigureRequest) -> Figure:
         items[rate].append(line.curve(line.sizes, count / line.ms / 1e9))
         items[work] += [] if line.chunkwise else [line.curve(line.sizes, count / 1e12)]
         items[runtime].append(line.curve(line.sizes, line.ms))
-        items[runtime].append(Mark(line.sizes[line.best], line.ms[line.best], "", ring=True))
+        items[runtime].append(Ring(line.sizes[line.best], line.ms[line.best]))
     if not sweep.gpu:
-        items[runtime].append(Mark(best, float(tradeoff.time(best).upper) * 1e3, f"L = {best:.0f}", ring=True))
+        items[runtime].append(Ring(best, float(tradeoff.time(best).upper) * 1e3))
     measured = [MEASURED] if sweep.gpu else []
     return variant.figure(
         f"the rate rises with L, but the runtime is least at L = {best:.0f}",
@@ -432,7 +432,7 @@ def fig20(variant: FigureRequest) -> Figure:
             Panel(title, _over_sizes(sizes), _from_zero(label, items[label]), tuple(items[label]))
             for title, label in (("rate", rate), ("work", work), ("runtime", runtime))
         ),
-        keys=(Key("least", RING, "hollow"), Key(f"bounds on {short(gpu)}", look, "area"), *measured),
+        keys=(Key("least", LEAST, "hollow"), Key(f"bounds on {short(gpu)}", look, "area"), *measured),
         caption=[
             "Lines: nothing overlaps. Shaded: down to where all overlaps.",
             f"{variant.counted}, states in float32. {RATES if measured else ''}".strip(),

@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from tflabench.bench.profile.counters import told_apart
-
-if TYPE_CHECKING:
-    import torch
 
 Run = Callable[[], object]
 LONGEST = 160  # characters of a name: templates of C++ libraries go on for pages
@@ -54,11 +51,7 @@ def _gpu_kernels(run: Run, device: torch.device, calls: int) -> list[Part]:
     def call() -> list[tuple[str, float]]:
         flush.zero_()
         torch.cuda.synchronize(device)
-        with profile(activities=[ProfilerActivity.CUDA]) as seen:
-            run()
-            torch.cuda.synchronize(device)
-        events = [event for event in seen.events() or () if event.device_type == DeviceType.CUDA]
-        return [(event.name, event.device_time / 1e3) for event in events]
+        return [(event.name, event.device_time / 1e3) for event in _launches(run, device)]
 
     call()  # the first one sets the profiler up
     return merge([call() for _ in range(calls)])
@@ -98,17 +91,18 @@ def _cpu_operators(run: Run, calls: int) -> list[Part]:
     return sorted(parts, key=lambda part: -part.ms)
 
 
-def launched(run: Callable[[], object], device: torch.device) -> list[str] | None:
+def launched(run: Run, device: torch.device) -> list[str] | None:
     """Return the names of the kernels that one call launches, each once, in order; None on a CPU."""
     if device.type != "cuda":
         return None
-    import torch
-    from torch._C._autograd import DeviceType
-    from torch.profiler import ProfilerActivity, profile
+    names = (event.name for event in _launches(run, device))
+    return list(dict.fromkeys(name[:LONGEST] for name in names if not name.startswith("Mem")))
 
+
+def _launches(run: Run, device: torch.device) -> list[Any]:
+    """Return the profiler's events of what one call launches, in order."""
     with profile(activities=[ProfilerActivity.CUDA]) as seen:
         run()
         torch.cuda.synchronize(device)
     events = [event for event in seen.events() or () if event.device_type == DeviceType.CUDA]
-    events.sort(key=lambda event: event.time_range.start)
-    return list(dict.fromkeys(event.name[:LONGEST] for event in events if not event.name.startswith("Mem")))
+    return sorted(events, key=lambda event: event.time_range.start)
