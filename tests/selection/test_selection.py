@@ -193,6 +193,14 @@ def test_each_strength_of_gates_is_a_comparison_where_an_implementation_stands_a
     ]  # fmt: skip
 
 
+def test_each_model_of_the_models_preset_is_a_comparison():
+    preset = presets.load_preset("models")
+    models = [group.comparison for group in preset.groups if group.device == "cuda"]
+    together = comparisons(select_points(preset, {}, None, "cuda"))
+    assert sorted(each.points[0].comparison for each in together) == sorted(2 * models)
+    assert all(len({point.comparison for point in each.points}) == 1 for each in together)
+
+
 def test_a_point_is_named_as_before_where_its_gates_are_those_of_before():
     one = Problem(2, 2, 512, 64, 64)
     named = [Point(registry.get("hopper_sig"), one.with_(**given)).id for given in (

@@ -19,10 +19,14 @@ Cut = tuple[int, int, int, str | None]
 
 @dataclass(frozen=True)
 class Point:
-    """An implementation at a problem, which `id` names; without gates asked for, they are those of its family."""
+    """An implementation at a problem, which `id` names; without gates asked for, they are those of its family.
+
+    `comparison` is that of its group in a preset.
+    """
 
     implementation: Implementation
     problem: Problem
+    comparison: str = field(default="", compare=False)
     id: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -57,7 +61,8 @@ def select_points(
             axes = overlay(group.axes, overrides) | {axis: (value,) for axis, value in impl.sizes}
             for values in product(*axes.values()):
                 problem = resolve(dict(zip(axes, values, strict=True)))
-                point = Point(impl, problem if impl.chunked else problem.with_(chunk_size=None))
+                problem = problem if impl.chunked else problem.with_(chunk_size=None)
+                point = Point(impl, problem, group.comparison)
                 points[point.id] = min(points.get(point.id, (stage, point)), (stage, point), key=itemgetter(0))
     if not points:
         raise InputError(f"preset {preset.name} has no implementation to run on {device}: name one with --impl")
@@ -153,7 +158,7 @@ class Comparison:
         """Return in words what it is about: "fwbw B=16 T=4096 embedding 4096 bfloat16"."""
         p = self.problem
         width = self.points[0].implementation.width or p.heads * p.d_hv
-        return f"{p.pass_} B={p.batch} T={p.seq_len} embedding {width} {p.dtype}"
+        return f"{self.points[0].comparison} {p.pass_} B={p.batch} T={p.seq_len} embedding {width} {p.dtype}".lstrip()
 
 
 def comparisons(points: Iterable[Point]) -> list[Comparison]:
@@ -161,13 +166,13 @@ def comparisons(points: Iterable[Point]) -> list[Comparison]:
 
     Heads and strengths of gates may differ within one: attention with 32 heads of 128 meets an mLSTM with 16 of
     128/256, and a GLA whose gates are weaker. Models of one width meet, whatever their heads. Where an implementation
-    stands at several of these, each is a comparison of its own.
+    stands at several of these, each is a comparison of its own. Groups of a preset may be kept apart.
     """
     together: dict[tuple[object, ...], list[Point]] = {}
     for point in points:
         p, width = point.problem, point.implementation.width
         sizes = (width,) if width else (p.heads * p.d_hv, p.group)
-        key = (p.batch, p.seq_len, *sizes, p.dtype, p.inputs, p.seed, p.pass_)
+        key = (point.comparison, p.batch, p.seq_len, *sizes, p.dtype, p.inputs, p.seed, p.pass_)
         together.setdefault(key, []).append(point)
     rank = {impl.name: place for place, impl in enumerate(registry.implementations())}
     return [

@@ -38,6 +38,7 @@ SETTINGS = {  # of a group, beside its axes
     "family": Field(list, "a list of families"),
     "device": Field(str, "cuda or cpu"),
     "stage": Field(str, "words"),
+    "comparison": Field(str, "words"),
 }
 
 
@@ -52,6 +53,7 @@ class Group:
         device: "cuda" or "cpu" where it is meant for one kind of device.
         stage: stages are measured one after the other, in the order in which the preset first names them; a point that
             several ask for belongs to the first.
+        comparison: its points are compared with those of groups with the same words, and no others.
     """
 
     axes: Mapping[str, Values]
@@ -60,6 +62,7 @@ class Group:
     family: Sequence[str] = ()
     device: str | None = None
     stage: str = ""
+    comparison: str = ""
 
     def fits(self, impl: Implementation) -> bool:
         """Return whether an implementation belongs to the group."""
