@@ -32,7 +32,7 @@ from tflabench.kernels.types import Gating
 from .backward_dqk import launch_queries_keys
 from .inverses import launch_inverses
 from .joins import joined, spans_of
-from .tiles import DeltaGates
+from .tiles import DeltaGates, NormalizedGates
 from .walk import DeltaWalkStates
 from .walks import launch_walk
 
@@ -66,6 +66,8 @@ def forward(arguments: Arguments, options: KernelOptions) -> tuple[Tensor, State
     plan, places = planned(arguments, options), _places(options, arguments.v)
     (q, k, v), gates = _inputs(arguments)
     gated, normalizes = arguments.f is not None, options.gate.l2_normalize
+    if normalizes:
+        gates = NormalizedGates(*gates, torch.empty_like(gates.beta))
     x, gains = launch_inverses(k, gates, gated, plan, places, normalizes=normalizes)
     spans = None if gains is None else spans_of(gains, plan.cut)
     launch = partial(

@@ -33,7 +33,16 @@ from tflabench.kernels.scalar.hopper.tiles import (
 )
 from tflabench.kernels.scalar.hopper.workarounds import ASSEMBLY, barrier, reinterpret, tma_store, wait_for_products
 
-from .tiles import STEP_OF_EACH_WARP, DeltaGates, load_steps, norms_of, products, sums_of_gates
+from .tiles import (
+    STEP_OF_EACH_WARP,
+    DeltaGates,
+    NormalizedGates,
+    load_steps,
+    norms_of,
+    products,
+    steps_of,
+    sums_of_gates,
+)
 
 # Four blocks [16, 16], one a warp: an accumulator of mma.sync, and its operands.
 OF_WARPS = gl.constexpr(gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[4, 1, 1], instr_shape=[1, 16, 8]))
@@ -175,7 +184,7 @@ def make_inverses(  # noqa: PLR0913
 
     Args:
         gains: (B, H, num_tiles) float32, written: see `store_gain`.
-        NORMALIZES: see `DeltaWalkConfig`.
+        NORMALIZES: see `DeltaWalkConfig`; the norms of k are written too.
     """
     dtype: gl.constexpr = k_desc.dtype
     row, tile = gl.program_id(0) // num_tiles, gl.program_id(0) % num_tiles
@@ -197,7 +206,10 @@ def make_inverses(  # noqa: PLR0913
         mbarrier.wait(loaded, 0)
         root.store(norms_of(blocks, 1))
         barrier()
-        s /= root.load(STEP_OF_EACH_WARP)
+        norms = root.load(STEP_OF_EACH_WARP)
+        at, there = steps_of(row, tile, num_steps, steps, DOCUMENTS)
+        gl.store(gates.norms + at, norms, mask=there)
+        s /= norms
         barrier()
     root.store(s)
     barrier()
@@ -219,7 +231,13 @@ def make_inverses(  # noqa: PLR0913
 
 
 def launch_inverses(
-    k: Tensor, gates: DeltaGates, gated: bool, plan: DeltaPlan, places: WalkPlaces | None, *, normalizes: bool
+    k: Tensor,
+    gates: DeltaGates | NormalizedGates,
+    gated: bool,
+    plan: DeltaPlan,
+    places: WalkPlaces | None,
+    *,
+    normalizes: bool,
 ) -> tuple[Tensor, Tensor | None]:
     """Return X of all tiles, (B, H, tiles * 64, parts * 64), in the dtype of k (B, H or fewer, T, d_qk), and gains.
 

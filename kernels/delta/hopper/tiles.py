@@ -28,10 +28,30 @@ class DeltaGates(NamedTuple):
     beta: Any
 
 
+class NormalizedGates(NamedTuple):
+    """As `DeltaGates`, with the norms of k as it comes, like beta, which `make_inverses` writes."""
+
+    g: Any
+    beta: Any
+    norms: Any
+
+
 @gluon.jit
 def add(a, b):
     """Return the sum, for `associative_scan`."""
     return a + b
+
+
+@gluon.jit
+def steps_of(row, tile, num_steps, steps, DOCUMENTS: gl.constexpr):
+    """Return where the steps of a tile are in tensors (B, H, T), [64], and which of them exist; see `load_steps`."""
+    t = tile * 64 + gl.arange(0, 64, layout=STEP_OF_EACH_WARP)
+    if DOCUMENTS:
+        t = gl.load(steps + t)
+        there = t >= 0
+    else:
+        there = t < num_steps
+    return row * num_steps + t, there
 
 
 @gluon.jit
@@ -41,13 +61,7 @@ def load_steps(gates, row, tile, num_steps, GATED: gl.constexpr, steps=0, DOCUME
     Args:
         steps: of documents, see `DeltaSchedule`.
     """
-    t = tile * 64 + gl.arange(0, 64, layout=STEP_OF_EACH_WARP)
-    if DOCUMENTS:
-        t = gl.load(steps + t)
-        there = t >= 0
-    else:
-        there = t < num_steps
-    at = row * num_steps + t
+    at, there = steps_of(row, tile, num_steps, steps, DOCUMENTS)
     beta = gl.load(gates.beta + at, mask=there, other=0.0)
     root = gl.where(there, gl.sqrt(gl.maximum(beta, LEAST_STRENGTH)), 0.0)
     if GATED:
@@ -65,12 +79,18 @@ def sums_of_gates(g):
 @gluon.jit
 def products(x_blocks, x_tile, y_blocks, y_tile):
     """Return x y^T of two tiles of 128 columns, [64, 64] float32."""
+    return wait_for_products(0, deps=(begin_products(x_blocks, x_tile, y_blocks, y_tile),))
+
+
+@gluon.jit
+def begin_products(x_blocks, x_tile, y_blocks, y_tile):
+    """Return what `products` does, once they have been waited for."""
     xy = gl.zeros([64, 64], gl.float32, layout=ACC)
     for j in gl.static_range(2):
         # [64, 64] @ [64, 64] -> [64, 64]
         yT = block(y_blocks, 2 * y_tile + j).permute((1, 0))
         xy = warpgroup_mma(block(x_blocks, 2 * x_tile + j), yT, xy, use_acc=j > 0, is_async=True)
-    return wait_for_products(0, deps=(xy,))
+    return xy
 
 
 @gluon.jit

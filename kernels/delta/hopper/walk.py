@@ -58,7 +58,7 @@ from tflabench.kernels.scalar.hopper.workarounds import (
 )
 
 from .schedule import DeltaSchedule, get_item_of_walk, get_items, get_state_index, get_tile
-from .tiles import BEYOND, STEP_OF_EACH_WARP, decayed, load_steps, norms_of, products, sums_of_gates
+from .tiles import BEYOND, STEP_OF_EACH_WARP, begin_products, decayed, load_steps, norms_of, steps_of, sums_of_gates
 
 FLOATS = gl.constexpr(EXPONENTS_LAYOUT)
 OPERAND_COLUMN = gl.constexpr(gl.SliceLayout(0, ACC_OPERAND))  # a value for each column of a left operand
@@ -107,7 +107,7 @@ class DeltaScores:
         written_key: of the walk for o, and of channels, s 2^(b_63 - b) K, [2 * slots, 1, 1, 64, 64], 16 bits: what K
             is rounded to as Z is written by it. Where the state is made again, in backward, it must be written by the
             same numbers: errors correct what rounding did to this state, and to no other.
-        norms: where the walk normalises, of k, then of q, [2 * slots, 64] float32.
+        norms: of k, where the walk normalises, [slots, 64] float32.
         decay: 2^b, by which k reads the state; the last one is that of the state.  query_decay: scale 2^b, by which q
             does.  write_decay: s 2^(b_63 - b), by which steps write to it.  root: s.  [slots, 64] float32 each. With
             channels all are [3 * slots, 1, 64], of a slot 2^b_63 of 128 channels, then s.
@@ -161,7 +161,7 @@ def allocate_scores(config: gl.constexpr, desc):
         decay = gl.allocate_shared_memory(gl.float32, [SLOTS, 64], VECTOR)
         norms = decay
         if config.normalizes:
-            norms = gl.allocate_shared_memory(gl.float32, [2 * SLOTS, 64], VECTOR)
+            norms = gl.allocate_shared_memory(gl.float32, [SLOTS, 64], VECTOR)
         return DeltaScores(
             ring=allocate_ring(SLOTS, 2),
             p=p,
@@ -273,6 +273,31 @@ def load_steps_of(schedule, gates, work, tile, config: gl.constexpr):
 
 
 @gluon.jit
+def load_norms_of(schedule, gates, work, tile, config: gl.constexpr):
+    """Return the norms of k of a tile of a work item, [64]; ones where the walk does not normalise."""
+    if config.normalizes:
+        at, there = steps_of(work.row, tile, schedule.num_steps, schedule.steps, config.documents)
+        return gl.load(gates.norms + at, mask=there, other=1.0)
+    else:
+        return gl.full([64], 1.0, gl.float32, layout=STEP_OF_EACH_WARP)
+
+
+@gluon.jit
+def store_decays(scores, slot, prefix, b, s, norms, scale, config: gl.constexpr):
+    """Write what a tile and the state are multiplied by, all but `query_decay` where that waits for the norms of q."""
+    if config.normalizes:
+        scores.norms.index(slot).store(norms)
+        s /= norms
+    decay = gl.exp2(b)
+    prefix.store(gl.where(s > 0, b, BEYOND))
+    scores.decay.index(slot).store(decay)
+    if not config.normalizes:
+        scores.query_decay.index(slot).store(gl.where(s > 0, decay * scale, 0.0))
+    scores.write_decay.index(slot).store(s * gl.exp2(gl.min(b, axis=0) - b))  # the last is the least
+    scores.root.index(slot).store(s)
+
+
+@gluon.jit
 def score_partition(program, scale, prefix):
     """Compute P of every tile, and the decays of its steps.
 
@@ -288,32 +313,26 @@ def score_partition(program, scale, prefix):
         work = get_item_of_walk(schedule, item, config)
         tile = get_tile(work, work.first_tile, config.reverse)
         next_g, next_root = load_steps_of(schedule, gates, work, tile, config)
+        next_norms = load_norms_of(schedule, gates, work, tile, config)
         for turn in range(work.first_tile, work.end_tile):
-            b, s = sums_of_gates(next_g), next_root
+            b, s, norms = sums_of_gates(next_g), next_root, next_norms
             tile = get_tile(work, gl.minimum(turn + 1, work.end_tile - 1), config.reverse)
             next_g, next_root = load_steps_of(schedule, gates, work, tile, config)
+            next_norms = load_norms_of(schedule, gates, work, tile, config)
             scores.ring.producer_acquire(slot)
-            query_scale, row_scale = scale, scale
-            if config.normalizes:
-                inputs.keys.consumer_wait(stage)
-                k_norms, q_norms = scores.norms.index(2 * slot.slot), scores.norms.index(2 * slot.slot + 1)
-                k_norms.store(norms_of(inputs.key, stage.slot))
-                if config.reads_queries:
-                    q_norms.store(norms_of(inputs.query, stage.slot))
-                barrier()
-                s /= k_norms.load(STEP_OF_EACH_WARP)
-                query_scale = scale / q_norms.load(STEP_OF_EACH_WARP)
-                row_scale = (scale / q_norms.load(ACC_ROW))[:, None]
-            decay = gl.exp2(b)
-            prefix.store(gl.where(s > 0, b, BEYOND))
-            scores.decay.index(slot.slot).store(decay)
-            scores.query_decay.index(slot.slot).store(gl.where(s > 0, decay * query_scale, 0.0))
-            scores.write_decay.index(slot.slot).store(s * gl.exp2(gl.min(b, axis=0) - b))  # the last is the least
-            scores.root.index(slot.slot).store(s)
+            store_decays(scores, slot.slot, prefix, b, s, norms, scale, config)
             barrier()
             inputs.keys.consumer_wait(stage)
             if config.reads_queries:
-                qk = products(inputs.query, stage.slot, inputs.key, stage.slot)
+                qk = begin_products(inputs.query, stage.slot, inputs.key, stage.slot)
+                row_scale = scale
+                if config.normalizes:  # while the products run
+                    scales = scale / norms_of(inputs.query, stage.slot)
+                    row_scale = scales[:, None]
+                    decay, root = scores.decay.index(slot.slot), scores.root.index(slot.slot)
+                    reads = gl.where(root.load(ACC_ROW) > 0, decay.load(ACC_ROW) * scales, 0.0)
+                    scores.query_decay.index(slot.slot).store(reads)
+                qk = wait_for_products(0, deps=(qk,))
                 i = gl.arange(0, 64, layout=ACC_ROW)[:, None]
                 j = gl.arange(0, 64, layout=ACC_COLUMN)[None, :]
                 p = gl.where(i >= j, decayed(qk * row_scale, prefix, scores.root.index(slot.slot)), 0.0)

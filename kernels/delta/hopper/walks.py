@@ -22,7 +22,7 @@ from tflabench.kernels.scalar.hopper.workarounds import ASSEMBLY, barrier, opaqu
 
 from .config import DeltaWalkConfig
 from .schedule import DeltaCounts, get_item_of_walk, get_items, get_schedule, get_tile, is_edge
-from .tiles import DeltaGates
+from .tiles import DeltaGates, NormalizedGates
 from .walk import (
     OPERAND_COLUMN,
     DeltaWalkStates,
@@ -50,7 +50,7 @@ def errors_operand(reads, vT, scores, slot, config: gl.constexpr):
         reads *= scores.decay.index(slot).load(OPERAND_COLUMN)[None, :]
     v = widened(vT.load(ACC_OPERAND))
     if config.normalizes:
-        v *= scores.norms.index(2 * slot).load(OPERAND_COLUMN)[None, :]
+        v *= scores.norms.index(slot).load(OPERAND_COLUMN)[None, :]
     return nearest((v - reads) * load_root(scores, slot, OPERAND_COLUMN, config.channels)[None, :], vT.dtype)
 
 
@@ -307,7 +307,7 @@ def walk_values(
 
 def launch_walk(
     walk: DeltaWalk, outputs: tuple[Tensor | None, Tensor | None], inputs: tuple[Tensor, ...], *, reverse: bool,
-    gates: DeltaGates, gated: bool, states: DeltaWalkStates, scale: float, parts: int,
+    gates: DeltaGates | NormalizedGates, gated: bool, states: DeltaWalkStates, scale: float, parts: int,
     places: WalkPlaces | None = None, spans: Tensor | None = None, normalizes: bool = False,
 ) -> None:  # fmt: skip
     """Write o and Z, or reversed dv and D, and the state after the walk if there is room for it.
