@@ -44,7 +44,6 @@ WRONG = [
     ("list", "--plugin", "odd_gate.py"),
     ("sweep", "-a", "seq_len=64:128:x1"),
     ("sweep", "--tuned-from", "odd_runs"),
-    ("profile", "--keep", "a_file/below"),
     ("sweep", "--tune-seconds", "nan,"),
     ("plot", "version"),
     ("plot", "rows", "--highlight", ","),

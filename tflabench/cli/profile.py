@@ -5,12 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from tflabench.cli.common import app, options
 from tflabench.cli.common.console import RenderableType, emit
-from tflabench.cli.common.paths import out_file
 from tflabench.conclusions.tables import FittedTable, TableColumn
 
 if TYPE_CHECKING:
@@ -46,7 +44,6 @@ COUNTERS = "Read the chip's counters too, with ncu."
 Counters = Annotated[bool, options.option(options.HOW, None, COUNTERS, "--counters/--no-counters")]
 PROFILER = "Stop the profiler after this time, and ncu after the same."
 ProfilerTimeout = Annotated[float, options.seconds(options.HOW, PROFILER, "--timeout", least=1)]
-Keep = Annotated[Path | None, out_file("ncu.csv", "nothing is kept", "--keep", "Keep what ncu wrote in this file.")]
 
 
 @app.command("profile")
@@ -65,7 +62,6 @@ def profile(  # noqa: PLR0913  options
     calls: Calls = 7,
     count: Counters = True,
     timeout: ProfilerTimeout = 300.0,
-    keep: Keep = None,
     as_json: options.Json = False,
 ) -> None:
     """Show where one call spends its time, by GPU kernel, or on a CPU by operator of torch.
@@ -80,7 +76,7 @@ def profile(  # noqa: PLR0913  options
         "impl": impl, "batch": batch, "heads": heads, "seq_len": seq_len, "d_qk": d_qk, "d_hv": d_hv, "dtype": dtype,
     }  # fmt: skip
     point = profiles.chosen_point(machine, given, chunk_size=chunk_size, pass_=pass_)
-    options = {"calls": calls, "count": count, "timeout_s": timeout, "plugins": plugin or (), "keep": keep}
+    options = {"calls": calls, "count": count, "timeout_s": timeout, "plugins": plugin or ()}
     seen = profiles.profile(point, machine, **options)
     emit(_document(seen), _text(seen), as_json)
 
@@ -106,9 +102,6 @@ def _text(seen: Profile) -> Iterator[RenderableType]:
     if seen.total is not None:
         yield _counted_table((*seen.counted, seen.total))
         yield "Counted by Nsight Compute with the caches emptied before each kernel.\n"
-    if seen.pairs:
-        yield _expected_table(seen)
-        yield "Model: the calibrated one, kernel by kernel; GFLOP of matrix products.\n"
     yield _sources_table(seen)
     ceilings = seen.ceilings
     yield (
@@ -151,21 +144,6 @@ def _counted_table(kernels: Sequence[KernelCounters]) -> FittedTable:
     return FittedTable(columns, kernels)
 
 
-def _expected_table(seen: Profile) -> FittedTable:
-    """Return a line a GPU kernel: what the calibrated model says, and what was counted."""
-    columns = [
-        TableColumn("GPU kernel", lambda pair: _short(pair[0].name)),
-        TableColumn("makes", lambda pair: pair[1].name),
-        TableColumn("model\nms", lambda pair: pair[1].ms, NUMBER),
-        TableColumn("counted\nms", lambda pair: pair[0].ms, NUMBER),
-        TableColumn("model\nMB", lambda pair: _in(1e6, pair[1].bytes), NUMBER, drop=2),
-        TableColumn("counted\nMB", lambda pair: _in(1e6, pair[0].dram_bytes), NUMBER, drop=2),
-        TableColumn("model\nGFLOP", lambda pair: _in(1e9, pair[1].flops), NUMBER, drop=1),
-        TableColumn("counted\nGFLOP", lambda pair: _in(1e9, pair[0].tensor_flops), NUMBER, drop=1),
-    ]
-    return FittedTable(columns, seen.pairs)
-
-
 def _sources_table(seen: Profile) -> FittedTable:
     """Return bytes, FLOPs, intensity and time of the call by both models and as measured."""
     model, total, bounds = seen.model, seen.total, seen.bounds
@@ -173,9 +151,8 @@ def _sources_table(seen: Profile) -> FittedTable:
         ("model", float(model.bytes), float(model.flops), f"{bounds.lower * 1e3:.4g} to {bounds.upper * 1e3:.4g}"),
         ("measured", total and total.dram_bytes, total and total.flops, f"{seen.ms:.4g}"),
     ]
-    if seen.expected:
-        ms, moved, flops = (sum(getattr(kernel, name) for kernel in seen.expected) for name in ("ms", "bytes", "flops"))
-        sources.insert(1, ("calibrated model", moved, flops, f"{ms:.4g}"))
+    if expected := seen.expected:
+        sources.insert(1, ("calibrated model", expected.bytes, expected.flops, f"{expected.ms:.4g}"))
     columns = [
         TableColumn("", lambda source: source[0]),
         TableColumn("DRAM\nMB", lambda source: _in(1e6, source[1]), NUMBER),
@@ -228,7 +205,6 @@ def _document(seen: Profile) -> dict[str, Any]:
             "ms_lower": float(seen.bounds.lower) * 1e3,
             "ms_upper": float(seen.bounds.upper) * 1e3,
         },
-        "expected": [asdict(kernel) for kernel in seen.expected],
-        "pairs": [[counted.name, expected.name] for counted, expected in seen.pairs],
+        "expected": seen.expected and seen.expected._asdict(),
         "ceilings": asdict(seen.ceilings),
     }

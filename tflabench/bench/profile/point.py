@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tflabench.bench.ceilings import ceilings_of
 from tflabench.bench.machine import Machine
@@ -42,11 +42,9 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 USUAL_PLACES = ("/usr/local/cuda/bin/ncu", "/opt/nvidia/nsight-compute/*/ncu")
 
 
-@dataclass(frozen=True)
-class Expected:
-    """A GPU kernel by the calibrated model: milliseconds, bytes through memory, FLOPs of matrix products."""
+class Expected(NamedTuple):
+    """A call by the calibrated model: milliseconds, bytes through memory, FLOPs of matrix products."""
 
-    name: str
     ms: float
     bytes: float
     flops: float
@@ -62,7 +60,7 @@ class Profile:
         parts: GPU kernels (CPU: operators) as {"name", "launches", "ms"}.
         counted: counters by GPU kernel; empty where there are none, and `why_not_counted` says why.
         model: FLOPs and bytes of the algorithm; `bounds`: the time that they take on `ceilings`, in seconds.
-        expected: GPU kernels by the calibrated model, in order; empty where it does not know them.
+        expected: by the calibrated model; None where it does not know the call.
         wrong: how the result differs from float64, if it does.
     """
 
@@ -74,7 +72,7 @@ class Profile:
     counted: tuple[KernelCounters, ...]
     why_not_counted: str | None
     model: Cost
-    expected: tuple[Expected, ...]
+    expected: Expected | None
     ceilings: Ceilings
     wrong: str | None
 
@@ -87,13 +85,6 @@ class Profile:
     def total(self) -> KernelCounters | None:
         """The counters of the whole call."""
         return counters.total(self.counted) if self.counted else None
-
-    @property
-    def pairs(self) -> list[tuple[KernelCounters, Expected]]:
-        """Kernels that multiply matrices, as counted and as expected: the first with the first, if they are as many."""
-        counted = [kernel for kernel in self.counted if kernel.tensor_flops]
-        expected = [kernel for kernel in self.expected if kernel.flops]
-        return list(zip(counted, expected, strict=True)) if len(counted) == len(expected) else []
 
 
 def chosen_point(
@@ -121,14 +112,12 @@ def profile(
     count: bool = True,
     timeout_s: float = 300.0,
     plugins: Sequence[str] = (),
-    keep: Path | None = None,
 ) -> Profile:
     """Profile a point on this machine.
 
     Args:
         calls: profiled calls; the median of each kernel's time counts.
         count: also read the hardware counters, where they can be read.
-        keep: where to keep what ncu wrote.
 
     Raises:
         InputError: the point cannot run here, with its reason.
@@ -148,8 +137,6 @@ def profile(
     if count:
         settings = {"device": machine.kind, "plugins": list(plugins), "memory_limit": None, "job": job | {"calls": 0}}
         text, why_not = run_ncu([sys.executable, "-P", "-m", WORKER, json.dumps(settings)], machine, timeout_s)
-        if keep and text:
-            keep.write_text(text)
         counted = counters.read_ncu(text)
         why_not = None if counted else why_not or counters.why_not(text)
     theory = modelled(impl, used, ceilings, None)
@@ -162,32 +149,26 @@ def profile(
         counted=tuple(counted),
         why_not_counted=why_not,
         model=Cost(theory["model_flops"], theory["model_bytes"]),
-        expected=expected_kernels(impl, used, machine, ceilings),
+        expected=expected_call(impl, used, machine, ceilings),
         ceilings=ceilings,
         wrong=result["wrong"],
     )
 
 
-def expected_kernels(
-    impl: Implementation, problem: Problem, machine: Machine, ceilings: Ceilings
-) -> tuple[Expected, ...]:
-    """Return the GPU kernels of a call by the calibrated model, in order; none where it does not know them."""
+def expected_call(impl: Implementation, problem: Problem, machine: Machine, ceilings: Ceilings) -> Expected | None:
+    """Return a call by the calibrated model; None where it does not know it."""
     gpu = hardware.from_device_name(machine.name)
     if impl.modelled is None or gpu is None:
-        return ()
+        return None
     try:
         chip = Chip.of(gpu, ceilings)
         launches = calibrated.launches(problem, impl.modelled, chip.device)
     except InputError:  # a size, a dtype or a GPU that this model knows too little of
-        return ()
-    return tuple(
-        Expected(
-            launch.name,
-            ms=1e3 * sum(launch.times(chip).values()),
-            bytes=sum(launch.moved.values()),
-            flops=sum(launch.flops.values()),
-        )
-        for launch in launches
+        return None
+    return Expected(
+        ms=1e3 * sum(sum(launch.times(chip).values()) for launch in launches),
+        bytes=sum(sum(launch.moved.values()) for launch in launches),
+        flops=sum(sum(launch.flops.values()) for launch in launches),
     )
 
 

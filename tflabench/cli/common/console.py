@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import io
-import json
-import math
 import os
 import sys
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -56,17 +54,9 @@ def stderr() -> Console:
 
 def print_json(value: Any) -> None:
     """Print one JSON value on stdout, with null for numbers that JSON has no word for."""
-    print(json.dumps(_in_json(value), indent=2, allow_nan=False))
+    from pydantic_core import to_json
 
-
-def _in_json(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _in_json(item) for key, item in cast("dict[str, Any]", value).items()}
-    if isinstance(value, (list, tuple)):
-        return [_in_json(item) for item in cast("list[Any]", value)]
-    return value
+    print(to_json(value, indent=2, inf_nan_mode="null").decode())
 
 
 def drop_stdout() -> None:

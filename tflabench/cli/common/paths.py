@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 
 ROWS = "A results folder or a folder above several: all rows in it and below are read."
-_FILE = "Write this file{formats}, or {name} in this folder."
 _FOLDER = "Write into this folder, which is made where it is missing."
 
 Results = Annotated[Path, typer.Argument(metavar="DIR", help=ROWS)]
@@ -33,20 +32,19 @@ Overlay = Annotated[
 ]
 
 
-def out_file(name: str, otherwise: str | None = None, option: str = "--out", line: str = _FILE) -> Any:
-    """Return the option of a command that writes one file, which gives the command a path with a folder that exists.
+def out_file(name: str, otherwise: str | None = None) -> Any:
+    """Return the option --out of a command that writes one file, which gives it a path with a folder that exists.
 
     Args:
         name: the file in a folder that the user names; a .png stands for a figure in any format.
         otherwise: what happens without the option, where the default does not say it.
-        line: its help text.
     """
     formats = " (.png, .svg or .pdf)" if name.endswith(".png") else ""
     return typer.Option(
-        option,
+        "--out",
         metavar="FILE",
-        help=line.format(formats=formats, name=name),
-        callback=lambda out: out and _file_to_write(Path(out), name, option),
+        help=f"Write this file{formats}, or {name} in this folder.",
+        callback=lambda out: out and _file_to_write(Path(out), name),
         show_default=otherwise or True,  # type: ignore[arg-type]
         rich_help_panel=OUTPUT,
     )
@@ -63,8 +61,8 @@ def out_folder(otherwise: str | None = None) -> Any:
     )
 
 
-def _file_to_write(out: Path, name: str, option: str) -> Path:
-    """Return the file that an option means, `name` in it where it is a folder; its folder is made.
+def _file_to_write(out: Path, name: str) -> Path:
+    """Return the file that --out means, `name` in it where it is a folder; its folder is made.
 
     Raises:
         InputError: its suffix is that of another kind of file than `name`, or the folder cannot be made.
@@ -75,8 +73,8 @@ def _file_to_write(out: Path, name: str, option: str) -> Path:
     if suffix == ".png":
         check_format(path)
     elif path.suffix not in ("", suffix):
-        raise InputError(f"{option} is {out}: what is written there is a {suffix} file, give it that suffix")
-    _make(path.parent, out, option)
+        raise InputError(f"--out is {out}: what is written there is a {suffix} file, give it that suffix")
+    _make(path.parent, out, "--out")
     return path
 
 
