@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -39,7 +41,6 @@ LockClocks = Annotated[float | None, option(HOW, "MHZ", LOCK, "--lock-clocks", m
 Resume = Annotated[bool, option(HOW, None, "Measure only comparisons that the results folder lacks.")]
 TunedFrom = Annotated[Path | None, option(HOW, "DIR", "Take the choices of autotuners from rows below this.")]
 Plots = Annotated[bool, option(OUTPUT, None, "Draw the figures at the end.")]
-MOST_COMPARISONS, MOST_REASONS = 20, 5  # that are printed without --full
 
 
 @app.command("sweep")
@@ -96,10 +97,10 @@ def sweep(  # noqa: PLR0913  options
         stop_at=stop_at,
     )
     if dry_run:
-        _print_dry_run(request, devices, out, timeout, resume=resume, full=full, json=json_)
+        _print_dry_run(request, devices, out, timeout, resume=resume, json=json_)
         return
     measured = measure(request, devices, rules, out, ProgressPrinter(), resume)
-    _end(measured, json=json_, full=full, plots=plots and not measured.unsaved, resume=resume)
+    _end(measured, json=json_, full=full, plots=plots and not measured.unsaved)
     if measured.unsaved:
         stderr().print(measured.unsaved)
     if measured.unsaved or has_failed(measured, impl, plugin):
@@ -140,7 +141,7 @@ def seconds_to_tune(text: str) -> float | None:
 
 
 def _print_dry_run(
-    request: Request, devices: Devices, out: Path | None, timeout_s: float, *, resume: bool, full: bool, json: bool
+    request: Request, devices: Devices, out: Path | None, timeout_s: float, *, resume: bool, json: bool
 ) -> None:
     """Print what would be measured on a device."""
     from tflabench.bench.sweep import folder_for
@@ -151,7 +152,7 @@ def _print_dry_run(
     folder = out or Path("results") / slug / selection.preset.name
     folder = folder_for(folder, target.name, out is not None, stderr().print) if resume else folder
     stored = rows_by_point(folder) if resume else {}
-    _print_selection(selection.comparisons, target, folder, stored, selection.protocol, timeout_s, full=full, json=json)
+    _print_selection(selection.comparisons, target, folder, stored, selection.protocol, timeout_s, json=json)
 
 
 def _target(devices: Devices) -> tuple[Target, str]:
@@ -170,7 +171,7 @@ def _target(devices: Devices) -> tuple[Target, str]:
     return target, hardware.slug(target.name)
 
 
-def _end(measured: Measured, *, json: bool, full: bool, plots: bool, resume: bool) -> None:
+def _end(measured: Measured, *, json: bool, full: bool, plots: bool) -> None:
     """Draw the figures where they are wanted, and print what was measured."""
     from tflabench.conclusions.summary import ending
 
@@ -190,15 +191,7 @@ def _end(measured: Measured, *, json: bool, full: bool, plots: bool, resume: boo
         print_json(head | {"rows": rows})
     else:
         redraw = f"tflabench plot {shlex.quote(str(measured.folder))}"
-        again = [
-            (True, "--full"),
-            (plots, "--no-plots"),
-            (not resume, "--resume"),
-            (measured.left, "--stop-after 0"),
-        ]
-        for_all = " ".join(option for needed, option in again if needed)
-        rest = {"left": measured.left, "for_all": for_all, "before": measured.before}
-        stdout().print(ending(measured.rows, files, redraw, **rest, full=full))
+        stdout().print(ending(measured.rows, files, redraw, left=measured.left, before=measured.before, full=full))
     if undrawn:
         raise undrawn
 
@@ -211,7 +204,6 @@ def _print_selection(
     rules: Protocol,
     timeout_s: float,
     *,
-    full: bool,
     json: bool,
 ) -> None:
     """Print what a sweep would measure, about how long that takes, and how much memory.
@@ -219,7 +211,6 @@ def _print_selection(
     Args:
         stored: the rows that its folder has, by point.
         timeout_s: no point takes longer.
-        full: every comparison and reason, of which the first are printed otherwise.
         json: one JSON object in place of text.
     """
     from tflabench.bench.estimate import estimate
@@ -246,14 +237,19 @@ def _print_selection(
     seconds, seconds_left = (round(sum(row["seconds"] for row in rows)) for rows in (selection, due))
     totals = {"seconds": seconds, "seconds_left": seconds_left, "points_left": len(due)}
     document = {"device": target.name, "folder": str(folder), **totals, "points": selection}
-    emit(document, _text(document, full), json)
+    emit(document, _text(document), json)
 
 
-def _text(document: dict[str, Any], full: bool) -> Iterator[RenderableType]:
-    """Yield a table of comparisons, the first ones unless `full`, what it leaves out, and what all takes."""
+def _text(document: dict[str, Any]) -> Iterator[RenderableType]:
+    """Yield a table of comparisons, what cannot run and why, and what all takes."""
     selection, folder = document["points"], document["folder"]
-    yield _comparisons_table(selection, len(selection) if full else MOST_COMPARISONS)
-    yield from _lines_below(selection, full)
+    yield _comparisons_table(selection)
+    names: dict[str, dict[str, None]] = {}
+    for row in selection:
+        if row["refused"]:
+            names.setdefault(row["refused"], {})[row["implementation"]] = None
+    for reason, refused in names.items():
+        yield f"cannot run ({reason}): {', '.join(refused)}"
     runnable = sum(not row["refused"] for row in selection)
     most = max(row["bytes"] for row in selection)
     yield (
@@ -267,10 +263,9 @@ def _text(document: dict[str, Any], full: bool) -> Iterator[RenderableType]:
         yield f"{folder} has {lacking} of them: {rest}"
 
 
-def _comparisons_table(selection: Sequence[dict[str, Any]], most: int) -> FittedTable:
-    """Return a line a comparison, of the first so many."""
-    numbers = range(1, min(selection[-1]["comparison"], most) + 1)
-    by_comparison = [[row for row in selection if row["comparison"] == number] for number in numbers]
+def _comparisons_table(selection: Sequence[dict[str, Any]]) -> FittedTable:
+    """Return a line a comparison."""
+    by_comparison = [list(rows) for _, rows in groupby(selection, itemgetter("comparison"))]
 
     def column(head: str, name: str, drop: int = 0) -> TableColumn:
         return TableColumn(head, lambda rows: _range([row[name] for row in rows]), ">", drop)
@@ -295,20 +290,3 @@ def _range(values: Sequence[Any]) -> str:
     """Return the one value of a column, or the least and the most of several."""
     least, most = min(values), max(values)
     return str(least) if least == most else f"{least}-{most}"
-
-
-def _lines_below(selection: Sequence[dict[str, Any]], full: bool) -> Iterator[str]:
-    """Give what the table of comparisons leaves out: comparisons beyond the first, and why points cannot run."""
-    if not full and (more := selection[-1]["comparison"] - MOST_COMPARISONS) > 0:
-        yield f"... and {more} more comparisons"
-    reasons: dict[str, str] = {}
-    for row in selection:
-        if row["refused"]:
-            reasons.setdefault(row["implementation"], row["refused"])
-    shown = list(reasons.items())[: None if full else MOST_REASONS]
-    for name, reason in shown:
-        yield f"cannot run: {name}: {reason}"
-    if more := len(reasons) - len(shown):
-        yield f"... and {more} more implementations that cannot run"
-    if not full:
-        yield "--full prints all; every point is in --json."

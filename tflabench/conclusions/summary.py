@@ -93,7 +93,6 @@ def ending(
     redraw: str,
     *,
     left: int = 0,
-    for_all: str = "--full",
     before: Mapping[str, Row] = {},
     full: bool = False,
 ) -> RenderableType:
@@ -104,7 +103,6 @@ def ending(
         files: that it wrote.
         redraw: the command that draws its figures again.
         left: points that it had no time for.
-        for_all: the options that, added to its command, show every problem and failure and measure nothing.
         before: the rows that its points had, by point.
     """
     groups = contests(rows)
@@ -129,7 +127,7 @@ def ending(
         parts.append(Text(f"written: {plain(', '.join(written))}"))
     parts.append(Text(f"draw again: {plain(redraw)}"))
     if len(shown) < len(groups) or len(listed) < len(failures):
-        parts.append(Text(f"all {len(groups)} problems and kinds of failure: add {for_all}"))
+        parts.append(Text(f"all {len(groups)} problems and kinds of failure: add --full"))
     return Group(*parts)
 
 

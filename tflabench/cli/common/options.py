@@ -142,7 +142,8 @@ DryRun = Annotated[bool, option(HOW, None, "Print what would be measured, and ab
 
 # --- Output
 
-Full = Annotated[bool, option(OUTPUT, None, "Print every point, where the text is cut otherwise.", "--full")]
+FULL = "Print every problem and every failure at the end, where it names the first otherwise."
+Full = Annotated[bool, option(OUTPUT, None, FULL, "--full")]
 Json = Annotated[bool, option(OUTPUT, None, "Print one JSON document on stdout instead of text.", "--json")]
 Formats = Annotated[str, option(OUTPUT, "FORMATS", "Write any of png, svg and pdf, comma-separated.", "--format")]
 
