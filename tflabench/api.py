@@ -320,7 +320,6 @@ def compare(
     inside: Path | str | None = None,
     impl: str | Sequence[str] = "*",
     threshold: float | None = None,
-    min_samples: int | None = None,
     allow_throttled: bool = False,
 ) -> pd.DataFrame:
     """Hold one measurement against another, as the command `tflabench compare` does.
@@ -331,7 +330,6 @@ def compare(
         impl: patterns of the implementations of two folders that are compared.
         threshold: medians nearer than this are the same (0.05: 5%); None for 1% within a comparison, and 4.5% or more
             between occasions.
-        min_samples: with fewer a point is ambiguous; None for 30, or fewer in three rounds.
         allow_throttled: judge throttled rows like others.
 
     Returns:
@@ -352,7 +350,7 @@ def compare(
         raise InputError(f"threshold is {threshold!r}: it must be a fraction such as 0.05")
     folder = None if inside is None else Path(inside)
     of_a, of_b = sides(str(a), str(b), folder, ",".join(_listed(impl)))
-    tolerance = comparison.Tolerance(threshold, min_samples, allow_throttled)
+    tolerance = comparison.Tolerance(threshold, allow_throttled)
     return pd.json_normalize(comparison.compare(matched(of_a, of_b, folder), tolerance).points)
 
 

@@ -87,8 +87,6 @@ def test_few_samples_do_where_rounds_agree(b, verdict, reason):
     a = few(1.0, 1.0, 1.002)
     found = judge(a, b)
     assert (found.verdict, found.reason) == (verdict, reason)
-    strict = judge(a, b, Tolerance(min_samples=30))
-    assert (strict.verdict, strict.reason) == ("ambiguous", "18 samples, 30 needed")
 
 
 def test_a_row_without_rounds_needs_samples():
@@ -129,8 +127,8 @@ def test_rows_apart_are_not_comparable(of_ours, of_theirs):
 
 
 def test_rules_can_be_relaxed():
-    throttled = row(ms=2.0, throttled=True, samples=7)
-    assert judge(row(), throttled, Tolerance(min_samples=7, allow_throttled=True)).verdict == "slower"
+    throttled = row(ms=2.0, throttled=True)
+    assert judge(row(), throttled, Tolerance(allow_throttled=True)).verdict == "slower"
     assert judge(row(), row(ms=1.005), Tolerance(threshold=0.001)).verdict == "slower"
 
 

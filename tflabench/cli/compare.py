@@ -12,7 +12,7 @@ import typer
 
 from tflabench.cli.common import app
 from tflabench.cli.common.console import RenderableType, emit, stderr
-from tflabench.cli.common.options import MOST_CHOICES, Json, option
+from tflabench.cli.common.options import Json, option
 from tflabench.cli.common.paths import ROWS
 from tflabench.conclusions.tables import FittedTable, TableColumn
 from tflabench.problem import InputError
@@ -32,9 +32,6 @@ Patterns = Annotated[list[str] | None, option(COMPARED, "PATTERN", PATTERNS, "--
 NEARER = "Call medians nearer than this the same, and slower ones a regression: 5% or 0.05."
 USUAL = "1% within a comparison, 4.5% and more between occasions"
 GivenThreshold = Annotated[str | None, option(JUDGED, "PART", NEARER, "--threshold", show_default=USUAL)]
-SAMPLES = "Call points of fewer samples than this ambiguous."
-ENOUGH = "30, or fewer in three rounds or more"
-MinSamples = Annotated[int | None, option(JUDGED, "N", SAMPLES, min=1, max=MOST_CHOICES, show_default=ENOUGH)]
 AllowThrottled = Annotated[bool, option(JUDGED, None, "Judge throttled rows like others.")]
 
 
@@ -45,7 +42,6 @@ def compare(
     inside: Inside = None,
     impl: Patterns = None,
     threshold: GivenThreshold = None,
-    min_samples: MinSamples = None,
     allow_throttled: AllowThrottled = False,
     json_: Json = False,
 ) -> None:
@@ -61,7 +57,7 @@ def compare(
     from tflabench.conclusions.campaigns import differences
     from tflabench.conclusions.compare import matched, sides
 
-    tolerance = comparison.Tolerance(None if threshold is None else _fraction(threshold), min_samples, allow_throttled)
+    tolerance = comparison.Tolerance(None if threshold is None else _fraction(threshold), allow_throttled)
     if inside and impl:
         raise InputError("--impl is for two folders: with --in, A and B are the implementations")
     side_a, side_b = sides(a, b, inside, ",".join(impl) if impl else "*")

@@ -5,7 +5,7 @@ No torch.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import ChainMap, Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import exp, log
@@ -37,14 +37,11 @@ class Tolerance:
     Attributes:
         threshold: medians nearer to each other than this are the same (0.05: 5%). None: what the two rows share says
             it (see `threshold_of`).
-        min_samples: with fewer on either side nothing is said. None: ENOUGH_SAMPLES, or fewer in ENOUGH_ROUNDS rounds
-            or more on both sides.
         allow_throttled: whether rows count that were measured while the GPU held its clock back.
         points: that are judged together: limits are such that equal kernels pass at all of them in 95% of cases.
     """
 
     threshold: float | None = None
-    min_samples: int | None = None
     allow_throttled: bool = False
     points: int = 1
 
@@ -203,13 +200,10 @@ def judge(a: Row, b: Row, tolerance: Tolerance = Tolerance()) -> Match:
 def _doubts(a: Row, b: Row, tolerance: Tolerance) -> list[str]:
     """Return why the times of two measured rows must not be compared."""
     doubts = []
-    samples, needed = min(row.samples or 0 for row in (a, b)), tolerance.min_samples or ENOUGH_SAMPLES
-    by_round = (
-        tolerance.min_samples is None
-        and min(len(row.details.get("ms_by_round", ())) for row in (a, b)) >= ENOUGH_ROUNDS
-    )
-    if samples < needed and not by_round:
-        doubts.append(f"{samples} samples, {needed} needed")
+    samples = min(row.samples or 0 for row in (a, b))
+    rounds = min(len(row.details.get("ms_by_round", ())) for row in (a, b))
+    if samples < ENOUGH_SAMPLES and rounds < ENOUGH_ROUNDS:
+        doubts.append(f"{samples} samples, {ENOUGH_SAMPLES} needed")
     throttled = [side for side, row in (("A", a), ("B", b)) if row.throttled]
     if throttled and not tolerance.allow_throttled:
         doubts.append(f"throttled in {' and '.join(throttled)}")
@@ -297,14 +291,9 @@ class Side:
         return [row for folder in self.folders for row in folder.rows]
 
     @property
-    def runs(self) -> dict[str, Any]:
-        """Return the environments of all runs."""
-        return {run: described for folder in self.folders for run, described in folder.runs.items()}
-
-    @property
     def conditions(self) -> dict[str, list[str]]:
         """Return the conditions under which the rows were measured."""
-        return conditions_of(self.rows, self.runs)
+        return conditions_of(self.rows, dict(ChainMap(*(dict(folder.runs) for folder in self.folders))))
 
 
 def sides(a: str, b: str, inside: Path | None, patterns: str) -> tuple[Side, Side]:
