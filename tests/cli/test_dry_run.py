@@ -54,8 +54,11 @@ def test_what_was_measured_is_printed_where_no_figure_can_be_written(tmp_path, m
     ("text", "reason"),
     [
         ('axes = { seq_len = "64", tokens = "128", batch = "7" }\n[[group]]\nfamily = ["mlstm"]', "are both set"),
-        ('protocol = { gpu = "short" }\n[[group]]\nfamily = ["mlstm"]', "protocol has 'gpu': it must be cuda or cpu"),
-        ('[[group]]\nfamily = ["nope"]', "group 1 has family 'nope': it must be one of mlstm,"),
+        (
+            'protocol = { gpu = "short" }\n[[group]]\nfamily = ["mlstm"]',
+            "= 'gpu': Input should be 'cuda' or 'cpu'",
+        ),
+        ('[[group]]\nfamily = ["nope"]', "group 1 has family.0 = 'nope': Input should be 'mlstm', "),
     ],
 )
 def test_what_a_preset_says_for_nothing_is_refused(text, reason):

@@ -277,11 +277,16 @@ def test_a_preset_is_a_file_too(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (('title = "Mine"', ""), "it has no title: expected a string, such as"),
-        (("[[group]]", "[[groups]]"), "it has no group: expected one [[group]] or more"),
+        (('title = "Mine"', ""), "it has no title"),
+        (("[[group]]", "[[groups]]"), "it has an unknown field 'groups'; did you mean group"),
         (('title = "Mine"', 'titel = "x"\ntitle = "Mine"'), "it has an unknown field 'titel'; did you mean title"),
         (("seq_len = 64", "seq_len = 0"), "seq_len is 0: it must be at least 1"),
-        (("seq_len = 64", "seq_len = 64\nfamily = 'mlstm'"), "family is 'mlstm': expected a list of families"),
+        (("seq_len = 64", "seq_len = 64\nfamily = 'mlstm'"), "group 1 has family = 'mlstm': "),
+        (('axes = { pass = "fw", heads = 2 }', 'axes = "fw"'), "it has axes = 'fw': "),
+        (
+            ("seq_len = 64", "seq_len = 64\ndevice = 'gpu'"),
+            "device = 'gpu': Input should be 'cuda' or 'cpu'",
+        ),
     ],
 )
 def test_a_file_that_is_no_preset(tmp_path, change, message):

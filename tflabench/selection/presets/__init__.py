@@ -5,41 +5,18 @@ from __future__ import annotations
 import csv
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import fields
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, cast
+
+from pydantic import BaseModel, Field, ValidationError
+from pydantic.dataclasses import dataclass
 
 from tflabench.implementations import registry
 from tflabench.implementations.adapter import Family, Implementation
-from tflabench.problem import InputError
+from tflabench.problem import DeviceKind, InputError
 from tflabench.selection.axes import Values, overlay, parse_axes, resolve
-
-
-class Field(NamedTuple):
-    """A field of a preset's file: its type, what is expected in words, and whether it must be there."""
-
-    type: type
-    expected: str
-    required: bool = False
-
-
-DEVICE_KINDS = ("cuda", "cpu")
-TABLE = {
-    "title": Field(str, 'a string, such as title = "My sweep"', required=True),
-    "group": Field(list, "one [[group]] or more", required=True),
-    "axes": Field(dict, 'a table, such as axes = { pass = "both" }'),
-    "protocol": Field(dict, 'a table, such as protocol = { cpu = "short" }'),
-    "times": Field(list, 'a list, such as times = ["cold", "eager"]'),
-}
-SETTINGS = {  # of a group, beside its axes
-    "impl": Field(str, "patterns of names"),
-    "without": Field(str, "patterns of names"),
-    "family": Field(list, "a list of families"),
-    "device": Field(str, "cuda or cpu"),
-    "stage": Field(str, "words"),
-    "comparison": Field(str, "words"),
-}
 
 
 @dataclass(frozen=True)
@@ -59,8 +36,8 @@ class Group:
     axes: Mapping[str, Values]
     impl: str = "*"
     without: str = ""
-    family: Sequence[str] = ()
-    device: str | None = None
+    family: Sequence[Family] = ()
+    device: DeviceKind | None = None
     stage: str = ""
     comparison: str = ""
 
@@ -68,6 +45,9 @@ class Group:
         """Return whether an implementation belongs to the group."""
         named = registry.matches(impl, self.impl) and not registry.matches(impl, self.without)
         return named and (not self.family or impl.family in self.family)
+
+
+SETTINGS = {field.name for field in fields(cast("Any", Group))} - {"axes"}
 
 
 @dataclass(frozen=True)
@@ -84,6 +64,16 @@ class Preset:
     groups: tuple[Group, ...]
     protocol: Mapping[str, str]
     times: Sequence[str] = ("cold",)
+
+
+class PresetFile(BaseModel):
+    """A file of TOML: its fields, of which `title` and `group` must be there; `axes` are those that groups share."""
+
+    title: str = Field(min_length=1)
+    group: list[dict[str, Any]] = Field(min_length=1)
+    axes: dict[str, Any] = {}
+    protocol: dict[DeviceKind, str] = {}
+    times: list[str] = ["cold"]
 
 
 def preset_names() -> list[str]:
@@ -162,36 +152,23 @@ def _preset(name: str, table: Mapping[str, Any]) -> Preset:
     Raises:
         InputError: something is missing, unknown, or of another type.
     """
-    _check_fields(table, TABLE, "it")
-    shared = overlay({}, parse_axes(_of_type(table.get("axes", {}), dict, "axes")))
-    for kind in table.get("protocol", {}):
-        if kind not in DEVICE_KINDS:
-            raise InputError(f"protocol has {kind!r}: it must be cuda or cpu")
-    groups: list[Group] = []
-    for number, entry in enumerate(table["group"], 1):
-        settings = {key: value for key, value in _of_type(entry, dict, "group").items() if key in SETTINGS}
-        _check_fields(settings, SETTINGS, f"group {number}")
-        for family in settings.get("family", ()):
-            if family not in (known := get_args(Family)):
-                raise InputError(f"group {number} has family {family!r}: it must be one of {', '.join(known)}")
-        if settings.get("device") not in (None, *DEVICE_KINDS):
-            raise InputError(f"group {number} has device {settings['device']!r}: it must be cuda or cpu")
-        axes = {key: value for key, value in entry.items() if key not in SETTINGS}
-        groups.append(Group(overlay(shared, parse_axes(axes)), **settings))
-    return Preset(name, table["title"], tuple(groups), table.get("protocol", {}), table.get("times", ("cold",)))
-
-
-def _check_fields(table: Mapping[str, Any], fields: Mapping[str, Field], where: str) -> None:
-    for name, field in fields.items():
-        if field.required and not table.get(name):
-            raise InputError(f"{where} has no {name}: expected {field.expected}")
-        if name in table:
-            _of_type(table[name], field.type, name, field.expected)
-    if unknown := [name for name in table if name not in fields]:
-        raise InputError(f"{where} has an unknown field {unknown[0]!r}; {registry.nearest(unknown[0], fields)}")
-
-
-def _of_type(value: Any, type_: type, name: str, expected: str = "a table") -> Any:
-    if not isinstance(value, type_):
-        raise InputError(f"{name} is {value!r}: expected {expected}")
-    return value
+    if unknown := [field for field in table if field not in PresetFile.model_fields]:
+        hint = registry.nearest(unknown[0], PresetFile.model_fields)
+        raise InputError(f"it has an unknown field {unknown[0]!r}; {hint}")
+    place = "it"
+    try:
+        file = PresetFile.model_validate(table)
+        shared = overlay({}, parse_axes(file.axes))
+        groups: list[Group] = []
+        for number, entry in enumerate(file.group, 1):
+            place = f"group {number}"
+            settings = {key: value for key, value in entry.items() if key in SETTINGS}
+            axes = {key: value for key, value in entry.items() if key not in SETTINGS}
+            groups.append(Group(overlay(shared, parse_axes(axes)), **settings))
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"] if part != "[key]")
+        if first["type"] == "missing":
+            raise InputError(f"{place} has no {field}, which must be there") from None
+        raise InputError(f"{place} has {field} = {first['input']!r}: {first['msg']}") from None
+    return Preset(name, file.title, tuple(groups), cast("Mapping[str, str]", file.protocol), file.times)
