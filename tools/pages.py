@@ -2,29 +2,27 @@
 
     python tools/pages.py  # after new rows
 
-It writes results/README.md and results/claims.md, and in other pages what stands between `<!-- from rows: NAME -->` and
-`<!-- end -->`: NAME is a function below.
+It writes results/README.md, results/claims.md and README's figure, and in other pages what stands between
+`<!-- from rows: NAME -->` and `<!-- end -->`: NAME is a function below.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import combinations
-from math import inf
 from pathlib import Path
 from textwrap import fill
-from typing import NamedTuple
 
 import claims_page
 import headline
+import operations
 from headline import milliseconds
 
-from tflabench.conclusions.campaigns import conditions_of
 from tflabench.conclusions.ratio import fastest, ratio
-from tflabench.implementations.registry import operation, our_kernels, owner
-from tflabench.problem import InputError
-from tflabench.rows.labels import THROTTLED, heads
+from tflabench.figures.matplotlib_renderer import write
+from tflabench.implementations.registry import our_kernels
+from tflabench.rows.labels import THROTTLED
 from tflabench.rows.load import read_results
 from tflabench.rows.schema import Row
 from tflabench.theory.held_out import stored
@@ -32,14 +30,7 @@ from tflabench.theory.held_out import stored
 PAGES = ("README.md", *(f"docs/{name}.md" for name in ("gla-walk-through", "kernels", "results", "theory")),
          "docs/use-the-kernels.md")  # fmt: skip
 MARKED = re.compile(r"(<!-- from rows: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
-ELSEWHERE = "‡"  # after a time with another Triton
-OPERATIONS = {
-    "mLSTMsig": "mlstm_sig",
-    "mLSTMexp": "mlstm_exp",
-    "Mamba 2": "mamba2",
-    "Simple GLA": "simple_gla",
-    "Retention": "retention",
-}
+FIGURE = "results/h100/operations.png"  # of README
 ANCHORS = ("hopper_sig", "hopper_mamba2", "nxai_sig_xl", "mamba2", "fla_retention")
 
 
@@ -51,91 +42,35 @@ def ok_rows(folder: Path, name: str = "", pass_: str = "", seq_len: int = 0) -> 
 
 
 def readme_table(results: Path) -> Iterator[str]:
-    """Yield our fastest kernel and the fastest right one of every package by operation on an H100, at T = 4096.
-
-    A peer is the fastest in any Triton that was measured, and ours is what took turns with it there. The range of the
-    ratio is over all T.
-
-    Raises:
-        InputError: rows are of several versions of one kernel of ours.
-    """
-    names = ("paper-fig4", "peers", "paper-fig4-triton-3.7.1", "paper-fig4-triton-3.9")
-    folders = [results / "h100" / name for name in names]
-    by_folder = {folder: ok_rows(folder) for folder in folders if folder.exists()}
-    for (name, _), versions in headline.kernel_versions(row for rows in by_folder.values() for row in rows).items():
-        if len(versions) > 1:
-            raise InputError(f"README's table would have {name} kernels of versions {versions}: measure its rows again")
-    columns = ("ours", "peer", "ratio", "over T")
-    yield f"| operation | peer | forward: {' | '.join(columns)} | forward + backward: {' | '.join(columns)} |"
-    yield "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|"
-    for title, name in OPERATIONS.items():
-        rows = {
-            folder: [row for row in of_folder if operation(row.implementation, row.gate) == name]
-            for folder, of_folder in by_folder.items()
-        }
-        cuts = {heads(row) for row in rows[folders[0]] if row.implementation in our_kernels()}
-        rows = {folder: [row for row in part if heads(row) in cuts] for folder, part in rows.items()}
-        yield f"| {' | '.join([title, *_cells(rows)])} |"
-    measured = read_results(folders[0])
-    facts = {name: values[0] for name, values in conditions_of(measured.rows, measured.runs).items()}
-    waits = [_tokens_from(by_folder[folders[0]], pass_) for pass_ in ("fw", "fwbw")]
+    """Yield the table of operations, what its marks mean, and where its rows are from."""
+    measured = operations.Measured.below(results)
+    yield from operations.table(measured)
+    quoted = measured.quoted()
+    rows = [row for pair in quoted for row in (pair.ours, pair.peer) if row]
+    packages = {f"{pair.peer.package} {pair.peer.package_version}": pair.package for pair in quoted if pair.peer}
+    named = [package + f" ({name})" * (not package.startswith(name)) for package, name in sorted(packages.items())]
+    days = sorted(row.started_at[:10] for row in rows)
+    protocols = " and ".join(sorted({str(row.protocol_version) for row in rows}))
+    facts = [(measured.packages[row.run_id]["torch"], str(row.driver)) for row in rows]
+    torches, drivers = (" and ".join(sorted(set(values))) for values in zip(*facts, strict=True))
+    waits = [_tokens_from(ok_rows(results / "h100" / "paper-fig4"), pass_) for pass_ in operations.PASSES]
     yield ""
     yield wrapped(
-        f"Both sides of a ratio took turns on one GPU. {THROTTLED}: it held its clock back while ours ran, so that the "
-        f"ratio is a bound (≥). {ELSEWHERE}: with another Triton, 3.7.1 or 3.9, in which the peer is faster or alone "
-        "right; ours beside it is of that comparison. *Over T* is the range of the ratio over the lengths from 512 to "
-        "65,536 at which that kernel is the fastest peer, without bounds. The host enqueues as fast as the GPU works "
-        f"from about {waits[0]:,} tokens a call on forward, and {waits[1]:,} with backward (`host_ms` of ours, on that "
-        "machine); with fewer, eager PyTorch waits for the host. "
-        f"Measured by `{headline.command([run['arguments'] for run in measured.runs.values()])}`, and peers at chunk "
-        "sizes and by functions that are not the figure's by `tflabench sweep --preset peers`, on H100s "
-        f"({facts['device'].removeprefix('NVIDIA ')}) with torch {facts['torch']}, Triton {facts['triton']} and driver "
-        f"{facts['driver']}, protocol {measured.rows[0].protocol_version}."
+        "Both sides of a ratio took turns on one GPU; ± is half of its [95% interval](docs/results.md#read-a-row). "
+        f"{THROTTLED}: the GPU held its clock back while ours ran, so that the ratio is a bound (≥). "
+        f"{operations.ELSEWHERE}: with another Triton than {measured.usual_triton}, in which the peer is faster or "
+        "alone right; ours beside it is of that comparison. *Range*: of the ratio to that kernel over all lengths and "
+        "numbers of tokens measured with these heads, without bounds. *Tuned in part*: its tuner ran out of time. "
+        f"Empty: no right peer was measured. Peers: {', '.join(named)}; FlashInfer's does no l2 norm."
     )
-
-
-class Beside(NamedTuple):
-    """Our fastest row and the fastest peer of one comparison, if any, and whether that is of another Triton."""
-
-    ours: Row
-    peer: Row | None
-    elsewhere: bool
-
-
-def _best_pair(rows: Mapping[Path, Sequence[Row]]) -> Beside:
-    """Return the pair of the fastest peer in any folder; ours of the first one where none has a peer."""
-    pairs = []
-    for folder, of_folder in rows.items():
-        ours = [row for row in of_folder if row.implementation in our_kernels()]
-        peers = [row for row in of_folder if owner(row.implementation).role == "peer" and row.tuned_fully]
-        if ours:
-            pairs.append(Beside(fastest(ours), fastest(peers) if peers else None, "triton" in folder.name))
-    return min(pairs, key=lambda pair: pair.peer.ms_median or inf if pair.peer else inf)
-
-
-def _cells(rows: Mapping[Path, Sequence[Row]]) -> list[str]:
-    """Return the packages of the fastest peers, and ours, the peer, their ratio and its range for both passes."""
-    cells, packages = [], []
-    for pass_ in ("fw", "fwbw"):
-        by_length = {
-            T: _best_pair({
-                folder: [row for row in part if (row.pass_, row.seq_len) == (pass_, T)] for folder, part in rows.items()
-            })
-            for T in sorted({row.seq_len for part in rows.values() for row in part if row.pass_ == pass_})
-        }  # fmt: skip
-        ours, peer, elsewhere = by_length[4096]
-        cells.append(milliseconds(ours))
-        if not peer:
-            cells += ["", "", ""]
-            continue
-        over = ratio(peer, ours)
-        alike = (each for each in by_length.values() if each.peer and each.peer.implementation == peer.implementation)
-        ratios = [ratio(each.peer, each.ours) for each in alike if each.peer]
-        values = [each.value for each in ratios if each and not each.bound]
-        cells += [milliseconds(peer) + ELSEWHERE * elsewhere, f"{over.bound}{over.value:.1f}" if over else ""]
-        cells.append(f"{min(values):.1f} to {max(values):.1f}" if len(values) > 1 else "")
-        packages.append(f"{peer.package} {peer.package_version}")
-    return [", ".join(dict.fromkeys(packages)) or "none", *cells]
+    yield ""
+    yield wrapped(
+        f"Measured from {days[0]} to {days[-1]} on H100s ({rows[0].device.removeprefix('NVIDIA ')}) with torch "
+        f"{torches}, driver {drivers} and protocol {protocols} by `tflabench sweep --preset NAME`: a folder of the "
+        "last column begins with the name of its preset. The host enqueues as fast as the GPU works from about "
+        f"{waits[0]:,} tokens a call on forward, and {waits[1]:,} with backward (`host_ms` of ours in Fig. 4); with "
+        "fewer, eager PyTorch waits for the host."
+    )
 
 
 def _tokens_from(rows: Iterable[Row], pass_: str) -> int:
@@ -195,17 +130,14 @@ def host_times(results: Path) -> Iterator[str]:
 
 
 def gla_ratios(results: Path) -> Iterator[str]:
-    """Yield how much faster than fla's GLA ours is, where neither was throttled."""
+    """Yield how much faster than fla's GLA our Triton kernels are, where fla's was tuned to the end."""
     ranges = []
-    for pass_ in ("fw", "fwbw"):
-        ours, fla = (ok_rows(results / "h100" / "paper-fig4", name, pass_) for name in ("tfla_gla_xl", "fla_gla"))
-        ratios = [ratio(peer, row) for row in ours for peer in fla]
-        values = [over.value for over in ratios if over and not over.bound]
-        ranges.append(f"{min(values):.2f} to {max(values):.2f} times")
-    yield wrapped(
-        f'On an H100 `"tfla"` is {ranges[0]} as fast as fla\'s `chunk_gla` forward, and {ranges[1]} with backward '
-        "([rows of Fig. 4](../results/h100/paper-fig4/times.csv) that were not throttled)."
-    )
+    for pass_, words in (("fw", "forward"), ("fwbw", "with backward")):
+        ours, fla = (ok_rows(results / "h100" / "gla", name, pass_) for name in ("tfla_gla_xl", "fla_gla"))
+        values = [over.value for row in ours for peer in fla if (over := ratio(peer, row)) and not over.bound]
+        if values:
+            ranges.append(f"{min(values):.2f} to {max(values):.2f} times as fast as fla's `chunk_gla` {words}")
+    yield wrapped(f'On an H100 `"tfla"` is {", and ".join(ranges)} ([rows](../results/h100/gla/times.csv)).')
 
 
 def gla_published(results: Path) -> Iterator[str]:
@@ -287,8 +219,9 @@ def pages(repository: Path, results: Path) -> dict[str, str]:
 
 
 def main() -> None:
-    """Write the pages that have changed, and print their names."""
+    """Draw README's figure, write the pages that have changed, and print their names."""
     root = Path(__file__).resolve().parents[1]
+    write(operations.figure(operations.Measured.below(root / "results")), root / FIGURE)
     for name, text in pages(root, root / "results").items():
         if text != (root / name).read_text():
             (root / name).write_text(text)

@@ -7,13 +7,14 @@ from functools import cache
 from pathlib import Path
 
 import headline
+import operations
 import pages
 import pytest
 from committed import committed_checkout
 from repository import ROOT
-from synthetic import APART, RUN, row, write
+from synthetic import APART, IN_PART, RUN, row, write
 
-from tflabench.problem import InputError
+from tflabench.figures.model import Bars
 from tflabench.rows import journal
 from tflabench.rows.schema import Row
 
@@ -120,38 +121,53 @@ def test_devices_with_other_versions_of_our_kernels_have_tables_of_their_own(tmp
     assert {"H100" in first, "H200" in first} == {"H100" in second, "H200" in second} == {True, False}
 
 
-def test_the_table_of_the_readme_refuses_two_versions_of_a_kernel(tmp_path):
-    rows = [at("hopper_sig", 4096, 1.0, kernel_version=26), at("hopper_exp", 4096, 1.0, kernel_version=25)]
-    for name in ("paper-fig4", "paper-fig4-triton-3.7.1"):
-        write(tmp_path / "h100" / name, rows, run=RUN)
-    with pytest.raises(InputError, match="versions"):
-        list(pages.readme_table(tmp_path))
-
-
-OURS = {
-    "hopper_sig": "sig",
-    "hopper_exp": "exp",
-    "hopper_mamba2": None,
-    "hopper_simple_gla": None,
-    "hopper_retention": None,
-}
-
-
-def of_fig4(folder: Path, ours: float, peer: dict[int, float]) -> None:
-    """Write our kernels and a peer of mLSTMsig that takes this long at each T, as of one occasion."""
+def compared(name: str, ours: float, peer: dict[int, float], triton: str = "3.6.0", **of_peer) -> list[Row]:
+    """Return our mLSTMsig and a peer of it that takes this long at each T, both passes, as of one occasion."""
     rows = []
-    for pass_ in ("fw", "fwbw"):
-        beside = {"pass_": pass_, "host_ms": 0.5}
-        for T, ms in peer.items():
-            of_size = {**beside, "comparison_id": f"{folder.name} {pass_} {T}"}
-            rows += [at(name, T, ours, gate=gate, **of_size) for name, gate in OURS.items()]
-            rows.append(at("nxai_sig_xl", T, ms, **of_size))
-    write(folder, rows, run=RUN)
+    for T, ms in peer.items():
+        for pass_ in ("fw", "fwbw"):
+            beside = {"pass_": pass_, "host_ms": 0.5, "run_id": triton, "comparison_id": f"{name} {pass_} {T}"}
+            rows += [at("hopper_sig", T, ours, **beside), at("nxai_sig_xl", T, ms, **beside, **of_peer)]
+    return rows
+
+
+def quoted(folder: Path, *rows: Row) -> list[str]:
+    """Return what README says of mLSTMsig's forward pass, from rows in the folder of Fig. 4."""
+    runs = {triton: RUN | {"packages": {"torch": "2.11.0", "triton": triton}} for triton in ("3.6.0", "3.7.1")}
+    write(folder / "h100" / "paper-fig4", list(rows), **runs)
+    measured = operations.Measured.below(folder)
+    lines = {line.split(" | ")[0]: line.split(" | ")[2:6] for line in operations.table(measured)}
+    return lines["| mLSTMsig"]
 
 
 def test_the_table_of_the_readme_takes_the_fastest_peer_in_any_triton_and_ours_beside_it(tmp_path):
-    of_fig4(tmp_path / "h100" / "paper-fig4", 1.0, {512: 4.0, 4096: 3.0})
-    of_fig4(tmp_path / "h100" / "paper-fig4-triton-3.7.1", 1.1, {4096: 2.2})
-    cells = {line.split(" | ")[0]: line.split(" | ")[1:6] for line in pages.readme_table(tmp_path)}
-    assert cells["| mLSTMsig"][1:] == ["1.10", "2.20‡", "2.0", "2.0 to 4.0"]
-    assert cells["| mLSTMexp"] == ["none", "1.00", "", "", ""]
+    usual = compared("first", 1.0, {512: 4.0, 4096: 3.0})
+    ours, peer, over, span = quoted(tmp_path, *usual, *compared("other", 1.1, {4096: 2.2}, "3.7.1"))
+    assert (ours, peer, over[:4], span) == ("1.10", "mlstm_kernels 2.20‡", "2.00", "2.0 to 4.0")
+
+
+def test_of_several_occasions_the_readme_has_the_last(tmp_path):
+    last = [row.model_copy(update={"started_at": "2026-11-28"}) for row in compared("last", 1.0, {4096: 3.5})]
+    write(tmp_path / "h100" / "chunk", last, **{"3.6.0": RUN})
+    assert quoted(tmp_path, *compared("first", 1.0, {4096: 3.0}))[1] == "mlstm_kernels 3.50"
+
+
+def test_a_peer_that_was_tuned_in_part_has_no_ratio_in_the_readme_and_hides_no_slower_one(tmp_path):
+    slower = at("fla_mlstm_sig", 4096, 3.0, comparison_id="first fw 4096", run_id="3.6.0")
+    rows = [*compared("first", 1.0, {4096: 4.0}, tuned=IN_PART), slower]
+    assert quoted(tmp_path, *rows)[1:] == ["mlstm_kernels 4.00", "tuned in part", ""]
+
+
+def test_the_readme_quotes_no_kernels_that_have_changed_since(tmp_path):
+    older = [row.model_copy(update={"kernel_version": 25}) for row in compared("older", 0.5, {4096: 3.0})]
+    assert quoted(tmp_path, *older, *compared("today", 1.0, {512: 3.0})) == ["", "", "", ""]
+
+
+def test_the_figure_of_the_readme_has_a_bar_for_each_time_of_its_table(tmp_path):
+    quoted(tmp_path, *compared("first", 1.0, {4096: 3.0}))
+    figure = operations.figure(operations.Measured.below(tmp_path))
+    assert figure.columns == len(figure.panels) == 2
+    for panel in figure.panels:
+        (bars,) = (item for item in panel.items if isinstance(item, Bars))
+        assert [value for value in bars.values if value > 0] == [1.0, 3.0]
+        assert bars.labels[:2] == ("mLSTMsig", "mlstm_kernels")

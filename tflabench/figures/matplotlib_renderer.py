@@ -1,4 +1,4 @@
-"""Draw the model of a figure with matplotlib: 85 mm wide, one column of a paper, with panels below each other.
+"""Draw the model of a figure with matplotlib: 85 mm wide, one column of a paper; bars side by side take a page's width.
 
 Matplotlib's constrained layout places panels and legends.
 """
@@ -78,16 +78,20 @@ DASHES: dict[str, Any] = {"solid": "-", "dash": (0, (4, 1.2)), "dot": (0, (1.2, 
 @styled
 def draw(figure: Figure) -> Drawing:
     """Return the figure drawn, as high as its panels need."""
-    heads = [fill(figure.title, TITLE_LETTERS), fill(figure.setting.replace(" = ", "\u00a0=\u00a0"), SETTING_LETTERS)]
+    bars = any(isinstance(item, Bars) for panel in figure.panels for item in panel.items)
+    wide = figure.columns if bars else 1  # labels of bars need the room of a panel
+    setting = figure.setting.replace(" = ", "\u00a0=\u00a0")
+    heads = [fill(figure.title, TITLE_LETTERS * wide), fill(setting, SETTING_LETTERS * wide)]
     starts = [EDGE, EDGE + 0.13 * (heads[0].count("\n") + 1)]
     top = starts[1] + 0.1 * (heads[1].count("\n") + 1)
     rows = [figure.panels[start : start + figure.columns] for start in range(0, len(figure.panels), figure.columns)]
+    width = WIDTH * wide
     drawing = Drawing(
-        figsize=(WIDTH, top + len(rows) * (figure.height + 0.4)), layout="constrained", facecolor="white", dpi=DPI
+        figsize=(width, top + len(rows) * (figure.height + 0.4)), layout="constrained", facecolor="white", dpi=DPI
     )
     texts = [
-        drawing.text(EDGE / WIDTH, 0, heads[0], va="top", fontsize=TITLE, weight="bold"),
-        drawing.text(EDGE / WIDTH, 0, heads[1], va="top", fontsize=SMALL, color="0.35"),
+        drawing.text(EDGE / width, 0, heads[0], va="top", fontsize=TITLE, weight="bold"),
+        drawing.text(EDGE / width, 0, heads[1], va="top", fontsize=SMALL, color="0.35"),
     ]
     same_x = len({panel.x.label for panel in figure.panels}) == 1
     grid = list(_grid(drawing, rows))

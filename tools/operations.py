@@ -1,0 +1,230 @@
+"""README's table and figure: each operation on an H100, ours beside its fastest peer. `tools/pages.py` writes them."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import inf, nan
+from pathlib import Path
+from typing import NamedTuple
+
+from headline import TIE, digits, milliseconds
+
+from tflabench.conclusions.ratio import Ratio, fastest, ratio
+from tflabench.figures.axes import labels, linear
+from tflabench.figures.looks import COLOURS
+from tflabench.figures.model import Bars, Figure, Panel
+from tflabench.implementations.registry import is_current, operation, owner
+from tflabench.rows.labels import PASS_TITLES, heads
+from tflabench.rows.load import find_results
+from tflabench.rows.schema import Row
+
+ELSEWHERE = "‡"  # after a time with another Triton than most
+PASSES = ("fw", "fwbw")
+
+
+class Shape(NamedTuple):
+    """Where an operation is quoted: heads as `rows.labels.heads` has them, sequences, their steps, and a model."""
+
+    operation: str
+    heads: str
+    batch: int
+    seq_len: int
+    model: str = ""
+
+    def __str__(self) -> str:
+        number, _, dimensions = self.heads.partition("x")
+        return f"{number.replace(':', ' and ')} of {dimensions}, {self.batch} x {self.seq_len}"
+
+
+FIG_4 = ("16x128/256", 16, 4096)
+SHAPES = {  # of each title the first counts at which most passes have a peer
+    "mLSTMsig": (Shape("mlstm_sig", *FIG_4),),
+    "mLSTMexp": (Shape("mlstm_exp", *FIG_4),),
+    "Mamba 2": (Shape("mamba2", "128x128/64", 4, 8192, "Nemotron 3 Super"), Shape("mamba2", "64x64", 16, 4096)),
+    "Gated DeltaNet": (
+        Shape("gated_delta_net", "16:32x128", 4, 8192, "Qwen3-Next"),
+        Shape("gated_delta_net", "16x128", 8, 8192),
+    ),
+    "KDA": (Shape("kda", "32x128", 4, 8192, "Kimi Linear"), Shape("kda", "16x128", 16, 4096)),
+    "GLA": (Shape("gla", *FIG_4),),
+    "Lightning": (
+        Shape("lightning", "64x128", 4, 8192, "MiniMax-Text-01"),
+        Shape("lightning", "64x128", 16, 4096),
+    ),
+    "Simple GLA": (Shape("simple_gla", *FIG_4),),
+    "Retention": (Shape("retention", *FIG_4),),
+}
+
+
+class Pair(NamedTuple):
+    """Our fastest row of a comparison beside the fastest of one peer in it, or beside none."""
+
+    ours: Row
+    peer: Row | None = None
+
+    @property
+    def ratio(self) -> Ratio | None:
+        """Return the peer's time over ours, None where none may be taken."""
+        return ratio(self.peer, self.ours) if self.peer else None
+
+    @property
+    def package(self) -> str:
+        """Return the library of the peer."""
+        assert self.peer is not None
+        library = owner(self.peer.implementation)
+        return library.name if library.in_sentences else self.peer.package
+
+    @property
+    def ms(self) -> float:
+        """Return the peer's time: nothing where it was tuned in part, for then it may be the fastest."""
+        if self.peer is None:
+            return inf
+        return (self.peer.ms_median or inf) * self.peer.tuned_fully
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Right rows of H100s, of today's kernels, by the comparison that they are of.
+
+    Attributes:
+        folder, packages: where the rows of a run lie, and the versions that it had.
+    """
+
+    comparisons: Sequence[Sequence[Row]]
+    folder: dict[str, Path]
+    packages: dict[str, dict[str, str]]
+
+    @classmethod
+    def below(cls, results: Path) -> Measured:
+        """Return those of all folders of H100s."""
+        found = find_results(results / "h100")
+        compared: dict[str | None, list[Row]] = defaultdict(list)
+        for row in (row for each in found for row in each.rows if row.closed and row.status == "ok"):
+            if is_current(row.implementation, row.kernel_version):
+                compared[row.comparison_id].append(row)
+        folder = {name: each.folder for each in found for name in each.runs}
+        packages = {name: run["packages"] for each in found for name, run in each.runs.items()}
+        return cls(list(compared.values()), folder, packages)
+
+    def triton(self, row: Row) -> str:
+        """Return the Triton that a row was measured with."""
+        return self.packages[row.run_id]["triton"]
+
+    @cached_property
+    def usual_triton(self) -> str:
+        """Return the Triton of most rows."""
+        return Counter(self.triton(rows[0]) for rows in self.comparisons).most_common(1)[0][0]
+
+    @cached_property
+    def shapes(self) -> dict[str, Shape]:
+        """Return the shape at which each operation is quoted, by title."""
+
+        def peers(shape: Shape) -> int:
+            best = [self.best(shape, pass_) for pass_ in PASSES]
+            return sum(pair is not None and pair.ratio is not None for pair in best)
+
+        return {title: max(shapes, key=peers) for title, shapes in SHAPES.items()}
+
+    def pairs(self, shape: Shape, pass_: str) -> Iterator[Pair]:
+        """Yield our fastest row of each comparison with the heads of a shape, beside each peer, or beside none."""
+        for rows in self.comparisons:
+            by_role: dict[str, dict[str, list[Row]]] = {"ours": {}, "peer": {}}
+            for row in rows:
+                alike = (operation(row.implementation, row.gate), heads(row), row.pass_) == (*shape[:2], pass_)
+                if alike and row.ms_median and (names := by_role.get(owner(row.implementation).role)) is not None:
+                    names.setdefault(row.implementation, []).append(row)
+            if by_role["ours"]:
+                ours = fastest([row for of_name in by_role["ours"].values() for row in of_name])
+                yield Pair(ours)
+                yield from (Pair(ours, fastest(of_name)) for of_name in by_role["peer"].values())
+
+    def best(self, shape: Shape, pass_: str) -> Pair | None:
+        """Return ours beside the fastest peer at a shape, in any Triton; of several occasions of a peer the last.
+
+        Another Triton than the usual counts where a peer is faster with it by TIE or more.
+        """
+        last: dict[object, Pair] = {}
+        for pair in sorted(self.pairs(shape, pass_), key=lambda pair: (pair.ms > 0, pair.ours.started_at)):
+            if (pair.ours.batch, pair.ours.seq_len) == (shape.batch, shape.seq_len):
+                last[pair.peer and (pair.peer.implementation, self.triton(pair.peer))] = pair
+
+        def time(pair: Pair) -> float:
+            return pair.ms * (1 + TIE * (self.triton(pair.ours) != self.usual_triton))
+
+        return min(last.values(), key=time, default=None)
+
+    def quoted(self) -> list[Pair]:
+        """Return all pairs of the table."""
+        pairs = [self.best(shape, pass_) for shape in self.shapes.values() for pass_ in PASSES]
+        return [pair for pair in pairs if pair]
+
+    def ratios(self, shape: Shape, peer: Row) -> list[float]:
+        """Return the ratios to a peer in its pass and at its gates over all T and tokens, without bounds."""
+        alike = [pair for pair in self.pairs(shape, peer.pass_) if pair.ours.gates == peer.gates and pair.peer]
+        over = [pair.ratio for pair in alike if pair.peer and pair.peer.implementation == peer.implementation]
+        return [each.value for each in over if each and not each.bound]
+
+
+def table(measured: Measured) -> Iterator[str]:
+    """Yield a line an operation: for each pass ours, the fastest peer, their ratio and its range, and links to rows."""
+    columns = ("ours", "fastest peer", "ratio", "range")
+    yield f"| operation | heads, sequences | {' | '.join(columns)} | + backward: {' | '.join(columns)} | rows |"
+    yield "|---|---|" + "---:|---|---:|---:|" * len(PASSES) + "---|"
+    for title, shape in measured.shapes.items():
+        pairs = [measured.best(shape, pass_) for pass_ in PASSES]
+        cells = [cell for pair in pairs for cell in _cells(measured, shape, pair)]
+        folders = dict.fromkeys(measured.folder[pair.ours.run_id] for pair in pairs if pair)
+        links = ", ".join(f"[{folder.name}](results/h100/{folder.name}/times.csv)" for folder in folders)
+        model = f" ({shape.model})" if shape.model else ""
+        yield f"| {' | '.join([title + model, str(shape), *cells, links])} |"
+
+
+def _cells(measured: Measured, shape: Shape, pair: Pair | None) -> list[str]:
+    if pair is None or pair.peer is None:
+        return [milliseconds(pair.ours) if pair else "", "", "", ""]
+    elsewhere = ELSEWHERE * (measured.triton(pair.peer) != measured.usual_triton)
+    peer = f"{pair.package} {milliseconds(pair.peer)}{elsewhere}"
+    if not (over := pair.ratio):
+        return [milliseconds(pair.ours), peer, "" if pair.peer.tuned_fully else "tuned in part", ""]
+    value = digits(over.value)
+    shown = f"{over.bound}{value} ± {over.margin:.{len(value.partition('.')[2])}f}"
+    values = sorted(measured.ratios(shape, pair.peer))
+    ends = [f"{end:.1f}" if end >= 1 else f"{end:.2f}" for end in values[:: len(values) - 1]] if len(values) > 1 else []
+    return [milliseconds(pair.ours), peer, shown, " to ".join(dict.fromkeys(ends))]
+
+
+def figure(measured: Measured) -> Figure:
+    """Return the times of the table as bars, a panel a pass: under each of ours that of its fastest peer."""
+    panels = []
+    for pass_ in PASSES:
+        bars = [bar for title, shape in measured.shapes.items() for bar in _bars(title, measured.best(shape, pass_))]
+        names, values, words, colours = zip(*bars[:-1], strict=True)
+        axis = labels(names)
+        axis = replace(axis, ticks=[tick for tick in axis.ticks if tick[1]])
+        scale = linear("ms", 0.0, 1.5 * max(value for value in values if value > 0))
+        panels.append(Panel(PASS_TITLES[pass_], scale, axis, (Bars(names, values, words, colours),)))
+    return Figure(
+        stem="operations",
+        title="Operations of linear RNNs on an H100, each with its fastest peer below it",
+        setting="bfloat16, GPU time with a cold L2, in brackets the peer's time over ours",
+        panels=tuple(panels),
+        columns=len(panels),
+        height=0.1 * len(bars),
+    )
+
+
+def _bars(title: str, pair: Pair | None) -> Iterator[tuple[str, float, str, str]]:
+    """Yield label, time, words and colour of ours and of the peer, and of the room below."""
+    peer, over = (pair.peer, pair.ratio) if pair else (None, None)
+    yield _bar(title, pair.ours if pair else None)
+    yield _bar(pair.package if pair and peer else "peer", peer, f" ({over.bound}{digits(over.value)})" if over else "")
+    yield "", nan, "", COLOURS["black"]
+
+
+def _bar(name: str, row: Row | None, more: str = "") -> tuple[str, float, str, str]:
+    if row is None or row.ms_median is None:
+        return name, nan, "not measured", COLOURS["black"]
+    return name, row.ms_median, milliseconds(row) + more, COLOURS[owner(row.implementation).colour]
