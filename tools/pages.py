@@ -21,7 +21,7 @@ from headline import milliseconds
 
 from tflabench.conclusions.ratio import fastest, ratio
 from tflabench.figures.matplotlib_renderer import write
-from tflabench.implementations.registry import our_kernels
+from tflabench.implementations.registry import find, our_kernels
 from tflabench.rows.labels import THROTTLED
 from tflabench.rows.load import read_results
 from tflabench.rows.schema import Row
@@ -47,8 +47,8 @@ def readme_table(results: Path) -> Iterator[str]:
     yield from operations.table(measured)
     quoted = measured.quoted()
     rows = [row for pair in quoted for row in (pair.ours, pair.peer) if row]
-    packages = {f"{pair.peer.package} {pair.peer.package_version}": pair.package for pair in quoted if pair.peer}
-    named = [package + f" ({name})" * (not package.startswith(name)) for package, name in sorted(packages.items())]
+    peers = {row.package: row for row in rows if row.implementation not in our_kernels()}
+    named = [f"{name} {row.package_version} {_remark(row)}".strip() for name, row in sorted(peers.items())]
     days = sorted(row.started_at[:10] for row in rows)
     protocols = " and ".join(sorted({str(row.protocol_version) for row in rows}))
     facts = [(measured.packages[row.run_id]["torch"], str(row.driver)) for row in rows]
@@ -61,7 +61,7 @@ def readme_table(results: Path) -> Iterator[str]:
         f"{operations.ELSEWHERE}: with another Triton than {measured.usual_triton}, in which the peer is faster or "
         "alone right; ours beside it is of that comparison. *Range*: of the ratio to that kernel over all lengths and "
         "numbers of tokens measured with these heads, without bounds. *Tuned in part*: its tuner ran out of time. "
-        f"Empty: no right peer was measured. Peers: {', '.join(named)}; FlashInfer's does no l2 norm."
+        f"Empty: no right peer was measured. Peers: {', '.join(named)}."
     )
     yield ""
     yield wrapped(
@@ -71,6 +71,12 @@ def readme_table(results: Path) -> Iterator[str]:
         f"{waits[0]:,} tokens a call on forward, and {waits[1]:,} with backward (`host_ms` of ours in Fig. 4); with "
         "fewer, eager PyTorch waits for the host."
     )
+
+
+def _remark(row: Row) -> str:
+    """Return what the title of an implementation has in brackets: its library, and what it does not compute."""
+    title = impl.title if (impl := find(row.implementation)) else ""
+    return title[title.index("(") :] if "(" in title else ""
 
 
 def _tokens_from(rows: Iterable[Row], pass_: str) -> int:
