@@ -43,6 +43,8 @@ class Look:
 def looks(rows: Rows) -> dict[str, Look]:
     """Return the look of every implementation in rows, by name: registered ones in their order, then by name.
 
+    Titles of registered ones are those of today, of others those of their rows.
+
     Markers and dashes follow from the place among all registered implementations of the same owner, so that an
     implementation looks the same in every results folder. Fused kernels come first: their lines are solid.
     """
@@ -53,6 +55,7 @@ def looks(rows: Rows) -> dict[str, Look]:
     titles |= {
         str(name): (str(row.title), row.gate if isinstance(row.gate, str) else None)
         for name, row in measured[["title", "gate"]].iterrows()
+        if name not in registered
     }
     markers: defaultdict[Owner, dict[str, str]] = defaultdict(dict)
     variants: Counter[tuple[Owner, str]] = Counter()

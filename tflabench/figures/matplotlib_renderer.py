@@ -239,7 +239,7 @@ def _names_beside(ax: Axes, panel: Panel) -> None:
         _, names_shown, samples = zip(*sorted(names, key=lambda name: -name[0]), strict=True)
         ax.legend(
             samples,
-            [fill(text, NAME_LETTERS, max_lines=2, placeholder="…", break_on_hyphens=False) for text in names_shown],
+            [fill(text, NAME_LETTERS, max_lines=3, placeholder="…", break_on_hyphens=False) for text in names_shown],
             labelcolor=[_readable(to_hex(sample.get_color())) for sample in samples],
             loc="center left",
             bbox_to_anchor=(1, 0.5),
