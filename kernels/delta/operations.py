@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Literal, TypedDict, Unpack, cast
 
 from torch import Tensor
@@ -109,14 +110,13 @@ def _prepared(
     q: Tensor, k: Tensor, beta: Tensor, gate: type[DeltaGate], gated: bool, options: DeltaTerms, *, inside: bool
 ) -> tuple[Tensor, Tensor, DeltaGate]:  # fmt: skip
     """Return q and k, and the gate; its keywords leave the options. Inside, kernels divide q and k by their norms."""
-    normalize, beta_max = options.pop("l2_normalize", False), options.pop("beta_max", 1)
-    made = gate(gated, beta_max)
+    normalize, made = options.pop("l2_normalize", False), gate(gated, options.pop("beta_max", 1))
     with checks(options.get("group")):
         check_between("beta", check_tensor("beta", beta, q), 0, made.beta_max)
         if normalize:
             q, k = check_tensor("q", q, q), check_tensor("k", k, q)
             if inside and autocast_dtype(q) in (None, q.dtype):
-                return q, k, gate(gated, beta_max, l2_normalize=True)
+                return q, k, replace(made, l2_normalize=True)
             plain = options.get("implementation") == "reference"
             q, k = l2_normalized(q, plain=plain), l2_normalized(k, plain=plain)
     return q, k, made

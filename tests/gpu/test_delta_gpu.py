@@ -84,6 +84,19 @@ def test_it_is_captured_in_a_graph_and_compiled(implementation: str) -> None:
     assert torch.equal(o, wanted)
 
 
+@pytest.mark.parametrize("L", [256, 2048])
+@pytest.mark.parametrize("length", [1e-3, 300.0])
+def test_walks_divide_by_norms_without_gradients(length: float, L: int) -> None:
+    """And are as near to float64 as twice plain PyTorch, however long q and k are."""
+    skip_without_hopper("hopper")
+    inputs, _ = draw(Case(2000, 128, 192, "resets", heads=2, sharing=2, dtype=torch.bfloat16))
+    inputs |= {name: inputs[name] * length for name in "qk"}
+    run, options = operation(inputs), {"l2_normalize": True, "chunk_size": L}
+    made, plain = (run(**inputs, **options, implementation=name) for name in ("hopper", "reference"))
+    exact = run(**{name: x.double() for name, x in inputs.items()}, **options, implementation="reference")
+    assert distance(made, exact) <= 2 * distance(plain, exact)
+
+
 @pytest.mark.parametrize(("gates", "channels"), [("none", False), ("usual", False), ("usual", True)])
 def test_steps_are_the_sequence(gates: str, channels: bool) -> None:
     inputs, _ = draw(Case(20, 128, 256, gates, heads=4, sharing=2, states=True, channels=channels))

@@ -65,14 +65,14 @@ def forward(arguments: Arguments, options: KernelOptions) -> tuple[Tensor, State
     """Return o like v, the last state or None, and what `backward` needs, if there will be one (`empty_saved`)."""
     plan, places = planned(arguments, options), _places(options, arguments.v)
     (q, k, v), gates = _inputs(arguments)
-    gated, normalizes = arguments.f is not None, options.gate.l2_normalize
-    if normalizes:
+    gated = arguments.f is not None
+    if options.gate.l2_normalize:
         gates = NormalizedGates(*gates, torch.empty_like(gates.beta))
-    x, gains = launch_inverses(k, gates, gated, plan, places, normalizes=normalizes)
+    x, gains = launch_inverses(k, gates, gated, plan, places)
     spans = None if gains is None else spans_of(gains, plan.cut)
     launch = partial(
         launch_walk, inputs=(q, k, v, x), reverse=False, gates=gates, gated=gated, scale=options.scale,
-        parts=plan.parts, places=places, spans=spans, normalizes=normalizes,
+        parts=plan.parts, places=places, spans=spans,
     )  # fmt: skip
     o, last, z, of_segments = walk_forward(launch, plan, arguments, options, places)
     return o, last, () if z is None else (x, z, *of_segments, *(() if spans is None else (spans,)))

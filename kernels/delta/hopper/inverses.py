@@ -231,13 +231,7 @@ def make_inverses(  # noqa: PLR0913
 
 
 def launch_inverses(
-    k: Tensor,
-    gates: DeltaGates | NormalizedGates,
-    gated: bool,
-    plan: DeltaPlan,
-    places: WalkPlaces | None,
-    *,
-    normalizes: bool,
+    k: Tensor, gates: DeltaGates | NormalizedGates, gated: bool, plan: DeltaPlan, places: WalkPlaces | None
 ) -> tuple[Tensor, Tensor | None]:
     """Return X of all tiles, (B, H, tiles * 64, parts * 64), in the dtype of k (B, H or fewer, T, d_qk), and gains.
 
@@ -252,6 +246,6 @@ def launch_inverses(
         descriptor(k), descriptor(x), gates, *(gates.beta if y is None else y for y in (steps, gains)),
         T, plan.cut.tiles, H, group,
         GATED=gated, PARTS=plan.parts, DOCUMENTS=steps is not None, GAINS=gains is not None,
-        NORMALIZES=normalizes, num_warps=4, **ASSEMBLY,
+        NORMALIZES=isinstance(gates, NormalizedGates), num_warps=4, **ASSEMBLY,
     )  # fmt: skip
     return x, gains

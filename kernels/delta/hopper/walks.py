@@ -308,7 +308,7 @@ def walk_values(
 def launch_walk(
     walk: DeltaWalk, outputs: tuple[Tensor | None, Tensor | None], inputs: tuple[Tensor, ...], *, reverse: bool,
     gates: DeltaGates | NormalizedGates, gated: bool, states: DeltaWalkStates, scale: float, parts: int,
-    places: WalkPlaces | None = None, spans: Tensor | None = None, normalizes: bool = False,
+    places: WalkPlaces | None = None, spans: Tensor | None = None,
 ) -> None:  # fmt: skip
     """Write o and Z, or reversed dv and D, and the state after the walk if there is room for it.
 
@@ -320,14 +320,14 @@ def launch_walk(
         states: reversed their gradients, initial after segments, final before them.
         places: of documents, each with states of its own: outputs are added to where these begin and end.
         spans: of segments, for a pass (`joins.spans_of`).
-        normalizes: see `DeltaWalkConfig`.
     """
     of_pass = outputs[0] is None
     config = DeltaWalkConfig.of(
         DeltaWalkShape(parts) if reverse else outputs_shape(parts), d_qk=walk.sizes.d_qk, d_hv=walk.sizes.d_hv,
         gated=gated, reverse=reverse, states_only=of_pass, keeps_errors=not reverse and outputs[1] is not None,
         loads=states.initial is not None, stores=states.final is not None,
-        documents=places is not None, spans=of_pass and spans is not None, normalizes=normalizes,
+        documents=places is not None, spans=of_pass and spans is not None,
+        normalizes=isinstance(gates, NormalizedGates),
     )  # fmt: skip
     descs = map(descriptor, (*inputs, *(inputs[2] if x is None else x for x in outputs)))
     enqueue(

@@ -23,6 +23,7 @@ from tflabench.kernels.delta import hopper_plan as plans
 from tflabench.kernels.delta.gating import GATED_DELTA_NET
 from tflabench.kernels.delta.hopper import chunkwise, walks
 from tflabench.kernels.delta.hopper.chunkwise import refuses
+from tflabench.kernels.delta.hopper.tiles import NormalizedGates
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the rest is computed in Triton's interpreter")
 
@@ -112,9 +113,9 @@ def test_walks_divide_by_norms_without_gradients(
     options |= {"l2_normalize": True, "return_last_state": True}
     divides: list[bool] = []
 
-    def launch(*args: Any, normalizes: bool, **others: Any) -> None:
-        divides.append(normalizes)
-        walks.launch_walk(*args, normalizes=normalizes, **others)
+    def launch(*args: Any, gates: Any, **options: Any) -> None:
+        divides.append(isinstance(gates, NormalizedGates))
+        walks.launch_walk(*args, gates=gates, **options)
 
     monkeypatch.setattr(chunkwise, "launch_walk", launch)
     walked = ops.gated_delta_net(**inputs, **options, implementation="hopper")
