@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from tflabench.kernels.types import ForgetOf, Gating
 
@@ -24,7 +24,6 @@ class DeltaGate(Gating):
     """
 
     family = "delta"
-    normalizes: ClassVar[bool] = True  # its kernels heed `l2_normalize`
     gated: bool = True
     beta_max: int = 1
     l2_normalize: bool = False

@@ -101,7 +101,7 @@ def computed(
     if unknown := [name for name in options if name not in keywords.__annotations__]:
         check_no_others(unknown, keywords.__annotations__)
     start, group = getattr(options.get("initial_state"), "C", None), options.get("group")
-    inside = gate.normalizes and group is None and not wants_gradients(q, k, v, g, beta, start)
+    inside = group is None and not wants_gradients(q, k, v, g, beta, start)
     q, k, made = _prepared(q, k, beta, gate, g is not None, options, inside=inside)
     return compute(q, k, v, g, beta, made, options, names=NAMES, return_last_state=return_last_state)
 

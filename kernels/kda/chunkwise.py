@@ -17,6 +17,8 @@ from tflabench.kernels.common.descriptors import made_like
 from tflabench.kernels.common.device import float32_precision, refuses_tensors
 from tflabench.kernels.common.sizes import Sizes
 from tflabench.kernels.delta.call import as_gradients
+from tflabench.kernels.delta.normalize import EPSILON
+from tflabench.kernels.delta.normalize_kernel import normalize
 from tflabench.kernels.delta.plan import TILE
 from tflabench.kernels.state import State, float_matrix
 from tflabench.kernels.types import Gating
@@ -53,6 +55,8 @@ def default_chunk_size(q: Tensor, v: Tensor, *, gate: Gating, backward: bool = T
 def forward(arguments: Arguments, options: KernelOptions) -> tuple[Tensor, State | None, tuple[Tensor, ...]]:
     """Return o like v, the last state or None, and what `backward` needs, if there will be one (`empty_saved`)."""
     q, k, v, g, beta, initial, _ = arguments
+    if options.gate.l2_normalize:
+        q, k = (normalize(x, None, EPSILON) for x in (q, k))
     call, strength = _call(arguments, options), _strength(beta)
     operands = operands_of(call, q, k, g, strength)
     walk = partial(walks.outputs, call, v, strength, operands, keeps=options.backward)

@@ -13,7 +13,6 @@ class KdaGate(DeltaGate):
     """A writing strength beta a step and head, and a given log decay a step and channel of q and k."""
 
     family = "kda"
-    normalizes = False
 
     @property
     def forget_of(self) -> ForgetOf:

@@ -17,7 +17,7 @@ from tflabench.kernels.delta.gating import DELTA_NET, GATED_DELTA_NET, DeltaGate
 from tflabench.kernels.delta.hopper import chunkwise as hopper_chunkwise
 from tflabench.kernels.delta.normalize import EPSILON
 from tflabench.kernels.kda import chunkwise as kda_chunkwise
-from tflabench.kernels.kda.gating import KDA
+from tflabench.kernels.kda.gating import KDA, KdaGate
 from tflabench.kernels.kda.hopper import chunkwise as kda_hopper_chunkwise
 from tflabench.kernels.state import State
 
@@ -32,7 +32,7 @@ CASES: dict[str, tuple[Any, ...]] = {  # sm, d_qk, d_hv, dtype, gate, bounds of 
     "kda_widest": (90, 128, 512, torch.bfloat16, KDA, None),
     "fused": (90, 128, 128, torch.bfloat16, GATED_DELTA_NET, None),
     "fused_documents": (90, 128, 128, torch.float16, GATED_DELTA_NET, (0, 100, 1000, 4096)),
-    "fused_kda": (90, 128, 128, torch.bfloat16, KDA, None),
+    "fused_kda": (90, 128, 128, torch.bfloat16, KdaGate(l2_normalize=True), None),
     "fused_two_parts": (90, 64, 256, torch.bfloat16, DeltaGate(gated=False, beta_max=2), None),
 }
 

@@ -9,7 +9,7 @@ from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma
 
 from tflabench.kernels.delta import hopper_plan as plan
 from tflabench.kernels.delta import normalize
-from tflabench.kernels.scalar.hopper.conversions import widened
+from tflabench.kernels.scalar.hopper.conversions import nearest, widened
 from tflabench.kernels.scalar.hopper.tiles import ACC, ACC_COLUMN, ACC_ROW, block
 from tflabench.kernels.scalar.hopper.workarounds import wait_for_products
 
@@ -101,6 +101,15 @@ def norms_of(blocks, tile):
         x = widened(block(blocks, 2 * tile + j).load(ACC))
         squares += gl.sum(x * x, axis=1)
     return gl.sqrt(squares + EPSILON)
+
+
+@gluon.jit
+def divide_by_norms(blocks):
+    """Divide a tile of 128 columns in place by the norms of its steps; each thread reads and writes what is its own."""
+    inverse = (1.0 / norms_of(blocks, 0))[:, None]
+    for j in gl.static_range(2):
+        x = block(blocks, j)
+        x.store(nearest(widened(x.load(ACC)) * inverse, x.dtype))
 
 
 @gluon.jit

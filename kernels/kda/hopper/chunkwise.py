@@ -40,7 +40,9 @@ def forward(arguments: Arguments, options: KernelOptions) -> tuple[Tensor, State
     """Return o like v, the last state or None, and what `backward` needs, if there will be one (`empty_saved`)."""
     plan, v = planned(arguments, options), aligned(arguments.v)
     q, k, g, beta = _inputs(arguments)
-    operands = launch_operands(q, k, g, beta, sizes=plan.sizes, scale=options.scale, parts=plan.parts)
+    operands = launch_operands(
+        q, k, g, beta, sizes=plan.sizes, scale=options.scale, parts=plan.parts, normalizes=options.gate.l2_normalize
+    )
     kept = empty_tile_states(plan, v) if options.backward else None
     launch = partial(launch_outputs, operands=operands, v=v, kept=kept, parts=plan.parts)
     o, last, z, of_segments = walk_forward(launch, plan, arguments, options)

@@ -45,7 +45,7 @@ from tflabench.kernels.delta.hopper.inverses import (
     put_blocks,
     take_blocks,
 )
-from tflabench.kernels.delta.hopper.tiles import STEP_OF_EACH_WARP, DeltaGates, load_steps
+from tflabench.kernels.delta.hopper.tiles import STEP_OF_EACH_WARP, DeltaGates, divide_by_norms, load_steps
 from tflabench.kernels.delta.hopper_plan import TILE
 from tflabench.kernels.kda.hopper_plan import VALUES
 from tflabench.kernels.scalar.hopper.conversions import nearest, remainder, widened
@@ -255,13 +255,17 @@ def solve(a, below, root, scratch):
 
 
 @gluon.jit
-def make_operands(  # noqa: PLR0915  one tile, in its order
+def make_operands(  # noqa: C901, PLR0913, PLR0915  one tile, in its order
     q_desc, k_desc, g_desc, query_desc, key_desc, written_desc, p_desc, x_desc, tensors, scale, counts,
-    PARTS: gl.constexpr,
+    PARTS: gl.constexpr, NORMALIZES: gl.constexpr,
 ):  # fmt: skip
-    """Write `WalkOperands` of a tile or, without the delta rule, P alone; PARTS: of X, 0 without the delta rule.
+    """Write `WalkOperands` of a tile or, without the delta rule, P alone.
 
     Tiles of all heads go side by side: in memory their steps may be neighbours.
+
+    Args:
+        PARTS: of X, 0 without the delta rule.
+        NORMALIZES: q and k come as they are, and are divided by their norms.
     """
     DELTA: gl.constexpr = PARTS > 0
     dtype: gl.constexpr = q_desc.dtype
@@ -289,6 +293,12 @@ def make_operands(  # noqa: PLR0915  one tile, in its order
         _g, s = load_steps(tensors.gates, row, tile, num_steps, False)
         root.store(s)
         gl.store(decays + 128 + gl.arange(0, 64, layout=STEP_OF_EACH_WARP), s)
+    if NORMALIZES:
+        for c in gl.static_range(2):
+            mbarrier.wait(loaded.index(c), 0)
+        divide_by_norms(q_blocks)
+        divide_by_norms(k_blocks)
+        barrier()
     p = gl.zeros([4, 16, 16], gl.float32, layout=OF_WARPS)
     a, p_below, a_below = p, (p, p, p), (p, p, p)
     for c in gl.static_range(2):
@@ -341,7 +351,7 @@ def empty_operands(q: Tensor, sizes: Sizes, parts: int) -> WalkOperands:
 
 
 def launch_operands(
-    q: Tensor, k: Tensor, g: Tensor, beta: Tensor, *, sizes: Sizes, scale: float, parts: int
+    q: Tensor, k: Tensor, g: Tensor, beta: Tensor, *, sizes: Sizes, scale: float, parts: int, normalizes: bool = False
 ) -> WalkOperands:
     """Return the operands of all tiles of q and k (B, H or fewer, T, d_qk), as TMA takes them.
 
@@ -349,6 +359,7 @@ def launch_operands(
         g: log decays (B, H, T, d_qk), float32 or bfloat16, as TMA takes them.
         beta: strengths (B, H, T) float32, contiguous.
         parts: numbers in the dtype of q that an element of X is the sum of.
+        normalizes: q and k come as they are, and are divided by their norms.
     """
     B, H, group, T, _, _ = sizes
     tiles, made = cdiv(T, TILE), empty_operands(q, sizes, parts)
@@ -356,7 +367,7 @@ def launch_operands(
     counts = encode_counts(OperandCounts(T, tiles, H, group))
     enqueue(
         make_operands, B * H * tiles, *map(descriptor, (q, k, g, *made[:5])), tensors, scale, counts,
-        PARTS=parts, num_warps=4, **ASSEMBLY,
+        PARTS=parts, NORMALIZES=normalizes, num_warps=4, **ASSEMBLY,
     )  # fmt: skip
     return made
 
@@ -374,6 +385,6 @@ def launch_scores(q: Tensor, k: Tensor, g: Tensor, closed: Tensor, *, sizes: Siz
     enqueue(
         make_operands, B * H * tiles, *map(descriptor, (q, k, g, *[p] * 5)),
         OperandTensors(DeltaGates(closed, closed), closed, closed), scale, counts,
-        PARTS=0, num_warps=4, **ASSEMBLY,
+        PARTS=0, NORMALIZES=False, num_warps=4, **ASSEMBLY,
     )  # fmt: skip
     return p

@@ -20,7 +20,7 @@ from tflabench import ops
 from tflabench.kernels.chunkwise_operator import setup_key
 from tflabench.kernels.common.sizes import Sizes
 from tflabench.kernels.kda.gating import KDA as GATE
-from tflabench.kernels.kda.hopper import operands
+from tflabench.kernels.kda.hopper import chunkwise, operands
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the rest is computed in Triton's interpreter")
 
@@ -64,6 +64,27 @@ def test_without_gradients_o_is_the_same_to_the_bit(monkeypatch: pytest.MonkeyPa
     wanted = ops.kda(**{name: x.requires_grad_() for name, x in inputs.items()}, implementation="hopper")
     with torch.no_grad():
         assert torch.equal(ops.kda(**inputs, implementation="hopper"), wanted)
+
+
+@pytest.mark.parametrize("length", [1e-3, 300.0])
+def test_operands_are_divided_by_norms_without_gradients(length: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And o is no farther from float64 than where q and k have been divided before, however long these are."""
+    launch_delta_on(Machine(seed=3, family=KDA), monkeypatch)
+    inputs: Any = draw(Kda(100, 48, 64, "closing", sharing=2))[0]
+    inputs |= {name: inputs[name] * length * (1 + torch.rand(1, 1, 100, 1)).to(B16) for name in "qk"}
+    divides: list[bool] = []
+
+    def launch(*args: Any, normalizes: bool, **others: Any) -> Any:
+        divides.append(normalizes)
+        return operands.launch_operands(*args, normalizes=normalizes, **others)
+
+    monkeypatch.setattr(chunkwise, "launch_operands", launch)
+    inside = ops.kda(**inputs, l2_normalize=True, implementation="hopper")
+    before = ops.kda(**inputs | {"v": inputs["v"].requires_grad_()}, l2_normalize=True, implementation="hopper")
+    assert divides == [True, False]
+    wide = {name: x.detach().double() for name, x in inputs.items()}
+    exact = ops.kda(**wide, l2_normalize=True, implementation="reference")
+    assert distance(inside, exact) <= 1.1 * distance(before, exact)
 
 
 @pytest.mark.parametrize("backward", [True, False])
