@@ -71,7 +71,7 @@ VERSIONS = {
     "fused_delta": 4,
     "fused_gla": 2,
     "kda": 2,
-    "fused_kda": 2,
+    "fused_kda": 3,
 }
 
 
