@@ -63,7 +63,8 @@ def test_repeated_runs_are_the_same_to_the_bit(implementation: str) -> None:
 
 @pytest.mark.parametrize("implementation", ["auto", "tfla"])
 def test_it_is_captured_in_a_graph_and_compiled(implementation: str) -> None:
-    inputs: Any = draw(Kda(1000, 64, 64, dtype=torch.bfloat16))[0] | {"implementation": implementation}
+    inputs: Any = draw(Kda(1000, 64, 64, dtype=torch.bfloat16))[0]
+    inputs |= {"implementation": implementation, "l2_normalize": True}
     wanted = ops.kda(**inputs)
     assert torch.equal(torch.compile(ops.kda, fullgraph=True)(**inputs), wanted)
     graph = torch.cuda.CUDAGraph()
