@@ -16,8 +16,6 @@ the way is an entry of an inverse, so keys that are alike do no harm, as they wo
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
@@ -118,15 +116,8 @@ def tile_inverses(
 # --- On the host ------------------------------------------------------------------------------------------------------
 
 
-class OfTiles(NamedTuple):
-    """Name what walks read: inverses (B * H * tiles * parts, rows, rows), and scores (B * H * tiles, rows, rows)."""
-
-    inverses: Tensor
-    scores: Tensor | None
-
-
-def of_tiles(call: DeltaCall, k: Tensor, q: Tensor | None = None) -> OfTiles:
-    """Return the inverses of all tiles: forward, and with q backward, with scores."""
+def of_tiles(call: DeltaCall, k: Tensor, q: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+    """Return inverses (B * H * tiles * parts, rows, rows), and with q, backward, scores (B * H * tiles, rows, rows)."""
     tiles, (batch, heads, T) = call.tiles, call.scalar.gates.log_f.shape
     count, size = batch * heads * cdiv(T, tiles.rows), (tiles.rows, tiles.rows)
     inverses = k.new_empty((count * tiles.parts, *size))
@@ -137,4 +128,4 @@ def of_tiles(call: DeltaCall, k: Tensor, q: Tensor | None = None) -> OfTiles:
         call.sizes(k, d_hv=0), REVERSE=q is not None, ROWS=tiles.rows, CHANNELS=tiles.channels, PARTS=tiles.parts,
         PRECISION=call.precision, OF_INVERSE=PRECISIONS.get(k.dtype, call.precision), num_warps=4, num_stages=1,
     )  # fmt: skip
-    return OfTiles(inverses, scores)
+    return inverses, scores

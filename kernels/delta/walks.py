@@ -30,7 +30,7 @@ from tflabench.kernels.common.places import table_of
 from tflabench.kernels.common.rows import load_matrix, load_rows, store_matrix, store_rows
 
 from .call import DeltaCall
-from .inverses import OfTiles, of_tiles
+from .inverses import of_tiles
 from .plan import WalkTiles
 
 
@@ -38,7 +38,7 @@ class DeltaMatrices(NamedTuple):
     """Matrices in memory, None where they are not read or written.
 
     Attributes:
-        inverses, scores: see `OfTiles`.
+        inverses, scores: see `of_tiles`.
         before, after: (B * H, d_qk, d_hv) float32, the state before the first tile met, and after the last one; of
             documents (documents * H, d_qk, d_hv).
         states: (B * H * chunks, d_qk, d_hv), written: met on entering each chunk.
@@ -244,7 +244,7 @@ def walk_gradients(q, k, errors, do, dv, gates, matrices, sums, sizes, config: t
 def errors_and_states(call: DeltaCall, k: Tensor, v: Tensor, first: Tensor | None) -> tuple[Tensor, DeltaMatrices]:
     """Return R like v, contiguous, and the matrices; `first`: (B, H, d_qk, d_hv) float32, None for zero."""
     errors = torch.empty_like(v, memory_format=torch.contiguous_format)
-    matrices = _matrices(call, k, v, of_tiles(call, k), first)
+    matrices = _matrices(call, k, v, None, first)
     _launch(call, call.tiles.forward, walk_errors, [k, v, errors], matrices, ())
     return errors, matrices
 
@@ -260,7 +260,7 @@ def gradients_of_states(
         through: whether the sums of S dS, before a chunk and after it, (B, H, chunks) float32, are asked for.
     """
     batch, heads, T = call.scalar.gates.log_f.shape
-    matrices = _matrices(call, k, v, of_tiles(call, k, q), last)._replace(other=states)
+    matrices = _matrices(call, k, v, q, last)._replace(other=states)
     tiles, dv = call.tiles.backward, torch.empty_like(v)
     blocks = cdiv(v.shape[-1], tiles.columns)
     dbeta = v.new_empty((batch, heads, blocks, T), dtype=torch.float32)
@@ -270,14 +270,14 @@ def gradients_of_states(
     return dv, dbeta.sum(2), matrices, None if passing is None else passing.sum(-1)
 
 
-def _matrices(call: DeltaCall, k: Tensor, v: Tensor, tiles: OfTiles, before: Tensor | None) -> DeltaMatrices:
-    """Return all matrices of a walk, with room for the states that it writes."""
+def _matrices(call: DeltaCall, k: Tensor, v: Tensor, q: Tensor | None, before: Tensor | None) -> DeltaMatrices:
+    """Return all matrices of a walk, with room for the states that it writes; q: see `of_tiles`."""
     (batch, heads, _, d_hv), d_qk = v.shape, k.shape[-1]
     documents = call.places.documents if call.places else batch
     states = k.new_empty((batch, heads, call.scalar.plan.chunks, d_qk, d_hv))
     after = k.new_empty((documents, heads, d_qk, d_hv), dtype=torch.float32)
     of_documents = table_of(call.places)[1:3] if call.places else ()
-    return DeltaMatrices(*tiles, before, after, states, None, *of_documents)
+    return DeltaMatrices(*of_tiles(call, k, q), before, after, states, None, *of_documents)
 
 
 def _launch(

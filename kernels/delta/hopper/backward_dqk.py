@@ -476,20 +476,11 @@ def walk_queries_keys(
 # --- Host -------------------------------------------------------------------------------------------------------------
 
 
-class KeyGradients(NamedTuple):
-    """Gradients: dq, dk (.., T, d_qk) of heads of q or of v, and dg, None without a decay, dbeta (B, H, T) float32."""
-
-    dq: Tensor
-    dk: Tensor
-    dg: Tensor | None
-    dbeta: Tensor
-
-
 def launch_queries_keys(
     inputs: tuple[Tensor, ...], *, gates: DeltaGates, gated: bool, initial: Tensor | None, scale: float,
     plan: DeltaPlan, places: WalkPlaces | None,
-) -> KeyGradients:  # fmt: skip
-    """Return the gradients of q, k and the gates.
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:  # fmt: skip
+    """Return dq, dk (.., T, d_qk) of heads of q or of v, dg, None without a decay, and dbeta (B, H, T) float32.
 
     Args:
         inputs: q, k, do, Z, dv and D, see `walks.launch_walk`.
@@ -523,4 +514,4 @@ def launch_queries_keys(
     steps = None if places is None else places.steps
     given = sums, gates.g, dbeta if dg is None else dg, dbeta, steps, T, plan.cut.tiles
     enqueue(finish_gates, B * H * plan.cut.tiles, *given, PIECES=plan.pieces, GATED=gated, num_warps=1)
-    return KeyGradients(dq, dk, dg, dbeta)
+    return dq, dk, dg, dbeta

@@ -139,12 +139,12 @@ def backward(
         parts=plan.parts, places=places, spans=spans,
     )  # fmt: skip
     dv, D, d_initial = walk_back(launch, plan, arguments, d_last, transitions, options.exchange, places)
-    found = launch_queries_keys(
+    dq, dk, dg, dbeta = launch_queries_keys(
         (q, k, do, z, dv, D), gates=gates, gated=gated, initial=starts, scale=options.scale, plan=plan, places=places
     )
     if dv.dtype == torch.float16:
         dv.mul_(gates.beta.clamp(min=plans.LEAST_STRENGTH).sqrt()[..., None])
-    return as_gradients(arguments, options, (found.dq, found.dk, dv, found.dg, found.dbeta), d_initial)
+    return as_gradients(arguments, options, (dq, dk, dv, dg, dbeta), d_initial)
 
 
 def walk_back(

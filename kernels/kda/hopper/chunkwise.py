@@ -72,8 +72,8 @@ def backward(
     dv, D, d_initial = walk_back(
         launch, plan, arguments, d_last, transitions[0] if transitions else None, options.exchange
     )  # fmt: skip
-    made = launch_gradients((q, k, g, do, z, dv, kept, D), beta, scale=options.scale, plan=plan)
-    return as_gradients(arguments, options, (made.dq, made.dk, dv, made.dg, made.dbeta), d_initial)
+    dq, dk, dg, dbeta = launch_gradients((q, k, g, do, z, dv, kept, D), beta, scale=options.scale, plan=plan)
+    return as_gradients(arguments, options, (dq, dk, dv, dg, dbeta), d_initial)
 
 
 def _inputs(arguments: Arguments) -> tuple[Tensor, ...]:

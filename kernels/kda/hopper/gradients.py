@@ -27,7 +27,6 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma
 
 from tflabench.kernels.common.launching import enqueue
-from tflabench.kernels.delta.hopper.backward_dqk import KeyGradients
 from tflabench.kernels.delta.hopper.inverses import VECTORS
 from tflabench.kernels.delta.hopper.tiles import DeltaGates, load_steps, products
 from tflabench.kernels.delta.hopper_plan import DeltaPlan
@@ -474,8 +473,8 @@ def gradients_of_tiles(  # noqa: PLR0913, PLR0915  descriptors, which Triton doe
     tma.store_wait(pendings=0)
 
 
-def launch_gradients(inputs: tuple[Tensor, ...], beta: Tensor, *, scale: float, plan: DeltaPlan) -> KeyGradients:
-    """Return the gradients of q, k, of every head of v, and the gates: dg (B, H, T, d_qk).
+def launch_gradients(inputs: tuple[Tensor, ...], beta: Tensor, *, scale: float, plan: DeltaPlan) -> tuple[Tensor, ...]:
+    """Return dq, dk, of every head of v, and dg (B, H, T, d_qk), and dbeta.
 
     Args:
         inputs: q, k, g, do, Z, dv, and S before tiles and D after them, (1, B * H * tiles, d_hv, d_qk).
@@ -496,4 +495,4 @@ def launch_gradients(inputs: tuple[Tensor, ...], beta: Tensor, *, scale: float, 
             gradients_of_tiles, 2 * B * H * plan.cut.tiles, *descs, tensors, scale, counts,
             PIECE=piece, num_warps=4, **ASSEMBLY,
         )  # fmt: skip
-    return KeyGradients(dq, dk, dg, dbeta)
+    return dq, dk, dg, dbeta
