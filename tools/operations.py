@@ -87,7 +87,7 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True)
 class Measured:
-    """Right rows of H100s, of today's kernels, by the comparison that they are of.
+    """Right rows of H100s by the comparison that they are of.
 
     Attributes:
         folder, packages: where the rows of a run lie, and the versions that it had.
@@ -103,8 +103,7 @@ class Measured:
         found = find_results(results / "h100")
         compared: dict[str | None, list[Row]] = defaultdict(list)
         for row in (row for each in found for row in each.rows if row.closed and row.status == "ok"):
-            if is_current(row.implementation, row.kernel_version):
-                compared[row.comparison_id].append(row)
+            compared[row.comparison_id].append(row)
         folder = {name: each.folder for each in found for name in each.runs}
         packages = {name: run["packages"] for each in found for name, run in each.runs.items()}
         return cls(list(compared.values()), folder, packages)
@@ -129,15 +128,19 @@ class Measured:
         return {title: max(shapes, key=peers) for title, shapes in SHAPES.items()}
 
     def pairs(self, shape: Shape, pass_: str) -> Iterator[Pair]:
-        """Yield our fastest row of each comparison with the heads of a shape, beside each peer, or beside none."""
+        """Yield our fastest row of each comparison with the heads of a shape, beside each peer, or beside none.
+
+        Comparisons with older kernels of ours are left out: what is current in them may not be our fastest.
+        """
         for rows in self.comparisons:
             by_role: dict[str, dict[str, list[Row]]] = {"ours": {}, "peer": {}}
             for row in rows:
                 alike = (operation(row.implementation, row.gate), heads(row), row.pass_) == (*shape[:2], pass_)
                 if alike and row.ms_median and (names := by_role.get(owner(row.implementation).role)) is not None:
                     names.setdefault(row.implementation, []).append(row)
-            if by_role["ours"]:
-                ours = fastest([row for of_name in by_role["ours"].values() for row in of_name])
+            of_ours = [row for of_name in by_role["ours"].values() for row in of_name]
+            if of_ours and all(is_current(row.implementation, row.kernel_version) for row in of_ours):
+                ours = fastest(of_ours)
                 yield Pair(ours)
                 yield from (Pair(ours, fastest(of_name)) for of_name in by_role["peer"].values())
 
