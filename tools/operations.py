@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf, nan
@@ -25,7 +25,7 @@ ELSEWHERE = "‡"  # after a time with another Triton than most
 PASSES = ("fw", "fwbw")
 
 
-class Shape(NamedTuple):
+class Setting(NamedTuple):
     """Where an operation is quoted: heads as `rows.labels.heads` has them, sequences, their steps, and a model."""
 
     operation: str
@@ -40,26 +40,40 @@ class Shape(NamedTuple):
 
 
 FIG_4 = ("16x128/256", 16, 4096)
-SHAPES = {  # of each title the first counts at which most passes have a peer
-    "mLSTMsig": (Shape("mlstm_sig", *FIG_4),),
-    "mLSTMexp": (Shape("mlstm_exp", *FIG_4),),
-    "Mamba 2": (Shape("mamba2", "128x128/64", 4, 8192, "Nemotron 3 Super"), Shape("mamba2", "64x64", 16, 4096)),
+SETTINGS = {  # of each title the first counts at which most passes have a peer
+    "mLSTMsig": (Setting("mlstm_sig", *FIG_4),),
+    "mLSTMexp": (Setting("mlstm_exp", *FIG_4),),
+    "Mamba 2": (Setting("mamba2", "128x128/64", 4, 8192, "Nemotron 3 Super"), Setting("mamba2", "64x64", 16, 4096)),
     "Gated DeltaNet": (
-        Shape("gated_delta_net", "16:32x128", 4, 8192, "Qwen3-Next"),
-        Shape("gated_delta_net", "16x128", 8, 8192),
+        Setting("gated_delta_net", "16:32x128", 4, 8192, "Qwen3-Next"),
+        Setting("gated_delta_net", "16x128", 8, 8192),
     ),
-    "KDA": (Shape("kda", "32x128", 4, 8192, "Kimi Linear"), Shape("kda", "16x128", 16, 4096)),
-    "GLA": (Shape("gla", *FIG_4),),
+    "KDA": (Setting("kda", "32x128", 4, 8192, "Kimi Linear"), Setting("kda", "16x128", 16, 4096)),
+    "GLA": (Setting("gla", *FIG_4),),
     "Lightning": (
-        Shape("lightning", "64x128", 4, 8192, "MiniMax-Text-01"),
-        Shape("lightning", "64x128", 16, 4096),
+        Setting("lightning", "64x128", 4, 8192, "MiniMax-Text-01"),
+        Setting("lightning", "64x128", 16, 4096),
     ),
-    "Simple GLA": (Shape("simple_gla", *FIG_4),),
-    "Retention": (Shape("retention", *FIG_4),),
+    "Simple GLA": (Setting("simple_gla", *FIG_4),),
+    "Retention": (Setting("retention", *FIG_4),),
 }
 
 
-class Pair(NamedTuple):
+MODELS = {  # of preset models
+    "Qwen3-Next, Qwen3.5": Setting("gated_delta_net", "16:32x128", 4, 8192),
+    "Qwen3.5 397B": Setting("gated_delta_net", "16:64x128", 4, 8192),
+    "Olmo Hybrid 7B": Setting("gated_delta_net", "30x96/192", 4, 8192),
+    "Kimi Linear 48B": Setting("kda", "32x128", 4, 8192),
+    "GLM-5.3 Flash": Setting("kda", "64x128", 4, 8192),
+    "Kimi K3": Setting("kda", "96x128", 4, 8192),
+    "MiniMax-Text-01, Ling 2.5": Setting("lightning", "64x128", 4, 8192),
+    "Nemotron 3 Super": Setting("mamba2", "128x128/64", 4, 8192),
+    "Falcon-H1": Setting("mamba2", "24x256/64", 4, 8192),
+    "xLSTM 7B": Setting("mlstm_exp", "8x256/512", 4, 8192),
+}
+
+
+class Beside(NamedTuple):
     """Our fastest row of a comparison beside the fastest of one peer in it, or beside none."""
 
     ours: Row
@@ -86,7 +100,7 @@ class Pair(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Measured:
+class Comparisons:
     """Right rows of H100s by the comparison that they are of.
 
     Attributes:
@@ -98,7 +112,7 @@ class Measured:
     packages: dict[str, dict[str, str]]
 
     @classmethod
-    def below(cls, results: Path) -> Measured:
+    def below(cls, results: Path) -> Comparisons:
         """Return those of all folders of H100s."""
         found = find_results(results / "h100")
         compared: dict[str | None, list[Row]] = defaultdict(list)
@@ -118,74 +132,82 @@ class Measured:
         return Counter(self.triton(rows[0]) for rows in self.comparisons).most_common(1)[0][0]
 
     @cached_property
-    def shapes(self) -> dict[str, Shape]:
-        """Return the shape at which each operation is quoted, by title."""
+    def settings(self) -> dict[str, Setting]:
+        """Return the setting at which each operation is quoted, by title."""
 
-        def peers(shape: Shape) -> int:
-            best = [self.best(shape, pass_) for pass_ in PASSES]
+        def peers(setting: Setting) -> int:
+            best = [self.best(setting, pass_) for pass_ in PASSES]
             return sum(pair is not None and pair.ratio is not None for pair in best)
 
-        return {title: max(shapes, key=peers) for title, shapes in SHAPES.items()}
+        return {title: max(settings, key=peers) for title, settings in SETTINGS.items()}
 
-    def pairs(self, shape: Shape, pass_: str) -> Iterator[Pair]:
-        """Yield our fastest row of each comparison with the heads of a shape, beside each peer, or beside none.
+    def pairs(self, setting: Setting, pass_: str) -> Iterator[Beside]:
+        """Yield our fastest row of each comparison with the heads of a setting, beside each peer, or beside none.
 
         Comparisons with older kernels of ours are left out: what is current in them may not be our fastest.
         """
         for rows in self.comparisons:
             by_role: dict[str, dict[str, list[Row]]] = {"ours": {}, "peer": {}}
             for row in rows:
-                alike = (operation(row.implementation, row.gate), heads(row), row.pass_) == (*shape[:2], pass_)
+                alike = (operation(row.implementation, row.gate), heads(row), row.pass_) == (*setting[:2], pass_)
                 if alike and row.ms_median and (names := by_role.get(owner(row.implementation).role)) is not None:
                     names.setdefault(row.implementation, []).append(row)
             of_ours = [row for of_name in by_role["ours"].values() for row in of_name]
             if of_ours and all(is_current(row.implementation, row.kernel_version) for row in of_ours):
                 ours = fastest(of_ours)
-                yield Pair(ours)
-                yield from (Pair(ours, fastest(of_name)) for of_name in by_role["peer"].values())
+                yield Beside(ours)
+                yield from (Beside(ours, fastest(of_name)) for of_name in by_role["peer"].values())
 
-    def best(self, shape: Shape, pass_: str) -> Pair | None:
-        """Return ours beside the fastest peer at a shape, in any Triton; of several occasions of a peer the last.
+    def best(self, setting: Setting, pass_: str) -> Beside | None:
+        """Return ours beside the fastest peer at a setting, in any Triton; of several occasions of a peer the last.
 
         Another Triton than the usual counts where a peer is faster with it by TIE or more.
         """
-        last: dict[object, Pair] = {}
-        for pair in sorted(self.pairs(shape, pass_), key=lambda pair: (pair.ms > 0, pair.ours.started_at)):
-            if (pair.ours.batch, pair.ours.seq_len) == (shape.batch, shape.seq_len):
+        last: dict[object, Beside] = {}
+        for pair in sorted(self.pairs(setting, pass_), key=lambda pair: (pair.ms > 0, pair.ours.started_at)):
+            if (pair.ours.batch, pair.ours.seq_len) == (setting.batch, setting.seq_len):
                 last[pair.peer and (pair.peer.implementation, self.triton(pair.peer))] = pair
 
-        def time(pair: Pair) -> float:
+        def time(pair: Beside) -> float:
             return pair.ms * (1 + TIE * (self.triton(pair.ours) != self.usual_triton))
 
         return min(last.values(), key=time, default=None)
 
-    def quoted(self) -> list[Pair]:
+    def quoted(self) -> list[Beside]:
         """Return all pairs of the table."""
-        pairs = [self.best(shape, pass_) for shape in self.shapes.values() for pass_ in PASSES]
+        pairs = [self.best(setting, pass_) for setting in self.settings.values() for pass_ in PASSES]
         return [pair for pair in pairs if pair]
 
-    def ratios(self, shape: Shape, peer: Row) -> list[float]:
+    def ratios(self, setting: Setting, peer: Row) -> list[float]:
         """Return the ratios to a peer in its pass and at its gates over all T and tokens, without bounds."""
-        alike = [pair for pair in self.pairs(shape, peer.pass_) if pair.ours.gates == peer.gates and pair.peer]
+        alike = [pair for pair in self.pairs(setting, peer.pass_) if pair.ours.gates == peer.gates and pair.peer]
         over = [pair.ratio for pair in alike if pair.peer and pair.peer.implementation == peer.implementation]
         return [each.value for each in over if each and not each.bound]
 
 
-def table(measured: Measured) -> Iterator[str]:
-    """Yield a line an operation: for each pass ours, the fastest peer, their ratio and its range, and links to rows."""
+def table(measured: Comparisons, settings: Mapping[str, Setting], link: str) -> Iterator[str]:
+    """Yield a line a setting: for each pass ours, the fastest peer, their ratio and its range, and links to rows.
+
+    Settings at which nothing of today's kernels was measured are left out.
+
+    Args:
+        link: where the folders of H100s lie, from the page that has the table.
+    """
     columns = ("ours", "fastest peer", "ratio", "range")
-    yield f"| operation | heads, sequences | {' | '.join(columns)} | + backward: {' | '.join(columns)} | rows |"
+    yield f"| | heads, sequences | {' | '.join(columns)} | + backward: {' | '.join(columns)} | rows |"
     yield "|---|---|" + "---:|---|---:|---:|" * len(PASSES) + "---|"
-    for title, shape in measured.shapes.items():
-        pairs = [measured.best(shape, pass_) for pass_ in PASSES]
-        cells = [cell for pair in pairs for cell in _cells(measured, shape, pair)]
-        folders = dict.fromkeys(measured.folder[pair.ours.run_id] for pair in pairs if pair)
-        links = ", ".join(f"[{folder.name}](results/h100/{folder.name}/times.csv)" for folder in folders)
-        model = f" ({shape.model})" if shape.model else ""
-        yield f"| {' | '.join([title + model, str(shape), *cells, links])} |"
+    for title, setting in settings.items():
+        pairs = [measured.best(setting, pass_) for pass_ in PASSES]
+        if not any(pairs):
+            continue
+        cells = [cell for pair in pairs for cell in _cells(measured, setting, pair)]
+        folders = dict.fromkeys(measured.folder[pair.ours.run_id].name for pair in pairs if pair)
+        links = ", ".join(f"[{folder}]({link}/{folder}/times.csv)" for folder in folders)
+        model = f" ({setting.model})" if setting.model else ""
+        yield f"| {' | '.join([title + model, str(setting), *cells, links])} |"
 
 
-def _cells(measured: Measured, shape: Shape, pair: Pair | None) -> list[str]:
+def _cells(measured: Comparisons, setting: Setting, pair: Beside | None) -> list[str]:
     if pair is None or pair.peer is None:
         return [milliseconds(pair.ours) if pair else "", "", "", ""]
     elsewhere = ELSEWHERE * (measured.triton(pair.peer) != measured.usual_triton)
@@ -194,16 +216,18 @@ def _cells(measured: Measured, shape: Shape, pair: Pair | None) -> list[str]:
         return [milliseconds(pair.ours), peer, "" if pair.peer.tuned_fully else "tuned in part", ""]
     value = digits(over.value)
     shown = f"{over.bound}{value} ± {over.margin:.{len(value.partition('.')[2])}f}"
-    values = sorted(measured.ratios(shape, pair.peer))
+    values = sorted(measured.ratios(setting, pair.peer))
     ends = [f"{end:.1f}" if end >= 1 else f"{end:.2f}" for end in values[:: len(values) - 1]] if len(values) > 1 else []
     return [milliseconds(pair.ours), peer, shown, " to ".join(dict.fromkeys(ends))]
 
 
-def figure(measured: Measured) -> Figure:
+def figure(measured: Comparisons) -> Figure:
     """Return the times of the table as bars, a panel a pass: under each of ours that of its fastest peer."""
     panels = []
     for pass_ in PASSES:
-        bars = [bar for title, shape in measured.shapes.items() for bar in _bars(title, measured.best(shape, pass_))]
+        bars = [
+            bar for title, setting in measured.settings.items() for bar in _bars(title, measured.best(setting, pass_))
+        ]
         names, values, words, colours = zip(*bars[:-1], strict=True)
         axis = labels(names)
         axis = replace(axis, ticks=[tick for tick in axis.ticks if tick[1]])
@@ -219,7 +243,7 @@ def figure(measured: Measured) -> Figure:
     )
 
 
-def _bars(title: str, pair: Pair | None) -> Iterator[tuple[str, float, str, str]]:
+def _bars(title: str, pair: Beside | None) -> Iterator[tuple[str, float, str, str]]:
     """Yield label, time, words and colour of ours and of the peer, and of the room below."""
     peer, over = (pair.peer, pair.ratio) if pair else (None, None)
     yield _bar(title, pair.ours if pair else None)

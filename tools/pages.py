@@ -43,8 +43,8 @@ def ok_rows(folder: Path, name: str = "", pass_: str = "", seq_len: int = 0) -> 
 
 def readme_table(results: Path) -> Iterator[str]:
     """Yield the table of operations, what its marks mean, and where its rows are from."""
-    measured = operations.Measured.below(results)
-    yield from operations.table(measured)
+    measured = operations.Comparisons.below(results)
+    yield from operations.table(measured, measured.settings, "results/h100")
     quoted = measured.quoted()
     rows = [row for pair in quoted for row in (pair.ours, pair.peer) if row]
     peers = {row.package: row for row in rows if row.implementation not in our_kernels()}
@@ -71,6 +71,11 @@ def readme_table(results: Path) -> Iterator[str]:
         f"{waits[0]:,} tokens a call on forward, and {waits[1]:,} with backward (`host_ms` of ours in Fig. 4); with "
         "fewer, eager PyTorch waits for the host."
     )
+
+
+def models_table(results: Path) -> Iterator[str]:
+    """Yield the recurrences of models, ours beside the fastest peer."""
+    yield from operations.table(operations.Comparisons.below(results), operations.MODELS, "../results/h100")
 
 
 def _remark(row: Row) -> str:
@@ -204,8 +209,8 @@ def model_errors(_: Path) -> Iterator[str]:
 BLOCKS = {
     function.__name__: function
     for function in (
-        readme_table, occasions, gpus, throttled, host_times, gla_ratios, gla_published, of_bound, best_chunk,
-        model_errors,
+        readme_table, models_table, occasions, gpus, throttled, host_times, gla_ratios, gla_published, of_bound,
+        best_chunk, model_errors,
     )
 }  # fmt: skip
 
@@ -227,7 +232,7 @@ def pages(repository: Path, results: Path) -> dict[str, str]:
 def main() -> None:
     """Draw README's figure, write the pages that have changed, and print their names."""
     root = Path(__file__).resolve().parents[1]
-    write(operations.figure(operations.Measured.below(root / "results")), root / FIGURE)
+    write(operations.figure(operations.Comparisons.below(root / "results")), root / FIGURE)
     for name, text in pages(root, root / "results").items():
         if text != (root / name).read_text():
             (root / name).write_text(text)

@@ -135,9 +135,11 @@ def quoted(folder: Path, *rows: Row) -> list[str]:
     """Return what README says of mLSTMsig's forward pass, from rows in the folder of Fig. 4."""
     runs = {triton: RUN | {"packages": {"torch": "2.11.0", "triton": triton}} for triton in ("3.6.0", "3.7.1")}
     write(folder / "h100" / "paper-fig4", list(rows), **runs)
-    measured = operations.Measured.below(folder)
-    lines = {line.split(" | ")[0]: line.split(" | ")[2:6] for line in operations.table(measured)}
-    return lines["| mLSTMsig"]
+    measured = operations.Comparisons.below(folder)
+    lines = {
+        line.split(" | ")[0]: line.split(" | ")[2:6] for line in operations.table(measured, measured.settings, "rows")
+    }
+    return lines.get("| mLSTMsig", [])
 
 
 def test_the_table_of_the_readme_takes_the_fastest_peer_in_any_triton_and_ours_beside_it(tmp_path):
@@ -161,12 +163,12 @@ def test_a_peer_that_was_tuned_in_part_has_no_ratio_in_the_readme_and_hides_no_s
 def test_the_readme_quotes_no_kernels_that_have_changed_since(tmp_path):
     older = [row.model_copy(update={"kernel_version": 25}) for row in compared("older", 0.5, {4096: 3.0})]
     slower = at("tfla_sig_xl", 4096, 2.0, comparison_id="older fw 4096", run_id="3.6.0")
-    assert quoted(tmp_path, *older, slower, *compared("today", 1.0, {512: 3.0})) == ["", "", "", ""]
+    assert quoted(tmp_path, *older, slower, *compared("today", 1.0, {512: 3.0})) == []
 
 
 def test_the_figure_of_the_readme_has_a_bar_for_each_time_of_its_table(tmp_path):
     quoted(tmp_path, *compared("first", 1.0, {4096: 3.0}))
-    figure = operations.figure(operations.Measured.below(tmp_path))
+    figure = operations.figure(operations.Comparisons.below(tmp_path))
     assert figure.columns == len(figure.panels) == 2
     for panel in figure.panels:
         (bars,) = (item for item in panel.items if isinstance(item, Bars))
