@@ -84,12 +84,12 @@ def test_it_is_captured_in_a_graph_and_compiled(implementation: str) -> None:
     assert torch.equal(o, wanted)
 
 
-@pytest.mark.parametrize("L", [256, 2048])
+@pytest.mark.parametrize(("L", "channels"), [(256, False), (2048, False), (256, True)])
 @pytest.mark.parametrize("length", [1e-3, 300.0])
-def test_walks_divide_by_norms_without_gradients(length: float, L: int) -> None:
+def test_kernels_divide_by_norms_without_gradients(length: float, L: int, channels: bool) -> None:
     """And are as near to float64 as twice plain PyTorch, however long q and k are."""
     skip_without_hopper("hopper")
-    inputs, _ = draw(Case(2000, 128, 192, "resets", heads=2, sharing=2, dtype=torch.bfloat16))
+    inputs, _ = draw(Case(2000, 128, 192, "resets", heads=2, sharing=2, dtype=torch.bfloat16, channels=channels))
     inputs |= {name: inputs[name] * length for name in "qk"}
     run, options = operation(inputs), {"l2_normalize": True, "chunk_size": L}
     made, plain = (run(**inputs, **options, implementation=name) for name in ("hopper", "reference"))
