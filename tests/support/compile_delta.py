@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -58,6 +59,8 @@ def launches(
         KernelOptions(gate, 0.1, T if fused else 256, bounds=bounds),
     )
     with catching(sm) as caught:
+        if kernels is hopper_chunkwise:
+            kernels.forward(inputs, options._replace(gate=replace(gate, l2_normalize=True), backward=False))
         o, last, saved = kernels.forward(inputs, options)
         kernels.backward(o, last, inputs, saved, options)
         if kernels is chunkwise:
