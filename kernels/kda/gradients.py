@@ -17,7 +17,7 @@ between them, are left out of it.
 
 # pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
 # pyright: reportAttributeAccessIssue=false, reportAssignmentType=false
-# (Triton's language looks like Python, but its types are its diagonal.)
+# (Triton's language looks like Python, but its types are its own.)
 
 from __future__ import annotations
 
