@@ -24,6 +24,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .backends import reference_of
+from .chunkwise_operator import wants_gradients
 from .common.contract import Arguments, KernelOptions, Kernels
 from .common.packed import bounds as bounds_of
 from .common.packed import joined, numbers
@@ -458,7 +459,7 @@ def run(
         inside: returns h and states of documents that cross no border, of where these begin and end.
     """
     call, initial = call._replace(skip=None), call.initial
-    backward = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (*call[:5], *(initial or ())))
+    backward = wants_gradients(*call[:5], *(initial or ()))
     with checks(group):
         if not hasattr(reference_of(gate), "log_decay"):
             raise ValueError(f"group is given: it must be None for {gate}, whose family has no log_decay")

@@ -1,23 +1,22 @@
 """Measure a sequence that lies on several devices: a process for each rank beside the worker, which is rank 0.
 
-The other ranks have the parts behind the worker's, drawn from other seeds. What the worker calls they are told on their
-standard input, a line of JSON each, and call too. A call ends on the worker when it has ended on all: its time is that
-of the slowest. The correctness gate sees the worker's part alone: the other ranks send no gradients.
+The other ranks have the parts behind the worker's, drawn from other seeds. What the worker calls they are told over a
+pipe, and call too. A call ends on the worker when it has ended on all: its time is that of the slowest. The correctness
+gate sees the worker's part alone: the other ranks send no gradients.
 """
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
-import subprocess
 import sys
 import tempfile
 import time
 import weakref
-from dataclasses import asdict
 from datetime import timedelta
 from functools import cache
 from itertools import count
+from multiprocessing.connection import Connection
 from statistics import median
 from typing import Any
 
@@ -25,7 +24,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tflabench.bench.child import die_with_parent
+from tflabench.bench.child import Child, die_with_parent
 from tflabench.implementations import registry
 from tflabench.implementations.adapter import Case, Implementation, Unsupported
 from tflabench.problem import Problem
@@ -82,36 +81,26 @@ class World:
 
 
 class Leader(World):
-    """The world as the worker has it, with the standard inputs of all other ranks."""
+    """The world as the worker has it, with the processes of all other ranks."""
 
     def __init__(self, device_type: str) -> None:
         """Start a process for each other device of this kind that there is."""
         size = torch.cuda.device_count() if device_type == "cuda" else ON_CPU
         store = os.path.join(tempfile.mkdtemp(), "ranks")
-        started = [
-            subprocess.Popen(
-                [sys.executable, "-m", __name__, device_type, str(rank), str(size), store], stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-            )
-            for rank in range(1, size)
-        ]  # fmt: skip
-        self._inputs = [process.stdin for process in started]
+        self._followers = [Child.spawn(__name__, device_type, str(rank), str(size), store) for rank in range(1, size)]
         super().__init__(device_type, 0, size, store)
         self.cases = count()
 
     def close(self) -> None:
         """End the other ranks and leave the group."""
-        for pipe in self._inputs:
-            assert pipe is not None
-            pipe.close()
+        for follower in self._followers:
+            follower.kill()
         dist.destroy_process_group()
 
     def tell(self, ranks: int, what: str, case: int, **more: Any) -> None:
         """Tell the other ranks of a case what they are to do now."""
-        for pipe in self._inputs[: ranks - 1]:
-            assert pipe is not None
-            pipe.write((json.dumps({"what": what, "case": case, "ranks": ranks, **more}) + "\n").encode())
-            pipe.flush()
+        for follower in self._followers[: ranks - 1]:
+            follower.send({"what": what, "case": case, "ranks": ranks, **more})
 
 
 leader = cache(Leader)  # of this process
@@ -132,7 +121,7 @@ def build(impl: Implementation, problem: Problem, device: torch.device) -> Case:
         raise Unsupported("runs on one device: ranks must be 1")
     lead = leader(device.type)
     number, call = next(lead.cases), case.call
-    lead.tell(ranks, "build", number, implementation=impl.name, problem=asdict(problem.part))
+    lead.tell(ranks, "build", number, implementation=impl.name, problem=problem.part)
     p = problem
     elements = p.batch * p.heads * p.d_qk * p.d_hv
     collective, large = (lead.collective_ms(ranks, size) for size in (elements, LARGE // 4))
@@ -177,7 +166,7 @@ def follow(world: World, case: Case | None, order: dict[str, Any], output: Tenso
     """Do what the worker has told of a case: return the case, and an output that waits for its backward."""
     ranks = order["ranks"]
     if order["what"] == "build":
-        problem = Problem(**order["problem"])
+        problem: Problem = order["problem"]
         problem = problem.with_(seed=problem.seed + world.rank)
         torch.manual_seed(problem.seed)
         case = registry.get(order["implementation"]).build(problem, world.device)
@@ -198,18 +187,17 @@ def follow(world: World, case: Case | None, order: dict[str, Any], output: Tenso
     return case, output
 
 
-def main(device_type: str, rank: str, size: str, store: str) -> None:
+def main(device_type: str, rank: str, size: str, store: str, descriptor: str) -> None:
     """Follow the worker until it is gone."""
     die_with_parent()
     world = World(device_type, int(rank), int(size), store)
     cases: dict[int, tuple[Case, Tensor | None]] = {}
-    for line in sys.stdin:
-        order = json.loads(line)
-        case, output = cases.get(order["case"], (None, None))
-        if order["what"] == "drop":
-            cases.pop(order["case"], None)
-        else:
-            cases[order["case"]] = follow(world, case, order, output)
+    pipe = Connection(int(descriptor))
+    with contextlib.suppress(EOFError):
+        while order := pipe.recv():
+            case, output = cases.pop(order["case"], (None, None))
+            if order["what"] != "drop":
+                cases[order["case"]] = follow(world, case, order, output)
     os._exit(0)  # the worker waits for no goodbye
 
 
