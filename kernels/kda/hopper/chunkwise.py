@@ -31,7 +31,7 @@ from tflabench.kernels.state import State
 
 from .gradients import launch_gradients
 from .operands import WalkOperands, empty_operands, launch_operands
-from .walks import launch_outputs, launch_values
+from .walks import launch_walk
 
 __all__ = ["backward", "default_chunk_size", "empty_saved", "forward", "refuses"]
 
@@ -44,7 +44,7 @@ def forward(arguments: Arguments, options: KernelOptions) -> tuple[Tensor, State
         q, k, g, beta, sizes=plan.sizes, scale=options.scale, parts=plan.parts, normalizes=options.gate.l2_normalize
     )
     kept = empty_tile_states(plan, v) if options.backward else None
-    launch = partial(launch_outputs, operands=operands, v=v, kept=kept, parts=plan.parts)
+    launch = partial(launch_walk, operands=operands, v=v, kept=kept, reverse=False, parts=plan.parts)
     o, last, z, of_segments = walk_forward(launch, plan, arguments, options)
     return o, last, () if z is None or kept is None else (*operands, z, kept, *of_segments[1:])
 
@@ -68,7 +68,7 @@ def backward(
     plan, do = planned(arguments, options), aligned(do)
     operands, (z, kept, *transitions) = WalkOperands(*saved[:6]), saved[6:]
     q, k, g, beta = _inputs(arguments)
-    launch = partial(launch_values, operands=operands, do=do, parts=plan.parts)
+    launch = partial(launch_walk, operands=operands, v=do, reverse=True, parts=plan.parts)
     dv, D, d_initial = walk_back(
         launch, plan, arguments, d_last, transitions[0] if transitions else None, options.exchange
     )  # fmt: skip

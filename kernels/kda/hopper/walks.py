@@ -1,8 +1,6 @@
 # type: ignore   # Gluon: what runs on the device has no types that a Python checker knows
 """The walks for o and for dv of the delta rule (`delta.hopper.walk`) with a decay a channel, after operands.py."""
 
-from typing import Any
-
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -12,12 +10,13 @@ from tflabench.kernels.delta.hopper.config import DeltaWalkConfig
 from tflabench.kernels.delta.hopper.schedule import DeltaCounts, get_schedule
 from tflabench.kernels.delta.hopper.walk import DeltaWalkStates, allocate_program, load_partition
 from tflabench.kernels.delta.hopper.walks import state_partition
-from tflabench.kernels.delta.hopper_plan import DeltaWalk
-from tflabench.kernels.kda.hopper_plan import outputs_shape, values_shape
+from tflabench.kernels.delta.hopper_plan import DeltaWalk, DeltaWalkShape
 from tflabench.kernels.scalar.hopper.launch import descriptor, exponents_descriptor, pointers
 from tflabench.kernels.scalar.hopper.workarounds import ASSEMBLY
 
 from .operands import WalkOperands
+
+STATE_REGISTERS = 232  # without a score partition
 
 
 @gluon.jit
@@ -74,45 +73,29 @@ def walk_values_of_channels(
     )
 
 
-def launch_outputs(
-    walk: DeltaWalk, outputs: tuple[Tensor | None, Tensor | None], operands: WalkOperands, v: Tensor, *,
-    kept: Tensor | None, states: DeltaWalkStates, parts: int,
+def launch_walk(
+    walk: DeltaWalk, outputs: tuple[Tensor | None, Tensor | None], operands: WalkOperands, v: Tensor, *, reverse: bool,
+    states: DeltaWalkStates, parts: int, kept: Tensor | None = None,
 ) -> None:  # fmt: skip
-    """Write o (B, H, T, d_hv), and the state after the last step if there is room for it.
+    """Write o and Z, or reversed dv and D, and the state after the walk if there is room for it.
 
     Args:
-        outputs: o, None for a pass, which writes states alone, and errors, like o.
-        kept: states before tiles, (1, B * H * tiles, d_hv, d_qk), in the dtype of v, where errors are kept too.
+        outputs: as of `delta.hopper.walks.launch_walk`.
+        v: reversed the gradient of o.
+        kept: states before tiles, (1, B * H * tiles, d_hv, d_qk), in the dtype of v, where Z is kept too.
     """
-    o, z = outputs
-    keeps = z is not None
+    keeps = not reverse and outputs[1] is not None
+    stages = 2 if reverse or keeps or parts > 1 else 3
     config = DeltaWalkConfig.of(
-        outputs_shape(parts, keeps=keeps), d_qk=walk.sizes.d_qk, d_hv=walk.sizes.d_hv, gated=True, channels=True,
-        states_only=o is None, keeps_errors=keeps, keeps_states=keeps, loads=states.initial is not None,
+        DeltaWalkShape(parts, num_value_stages=stages, state_registers=STATE_REGISTERS),
+        d_qk=walk.sizes.d_qk, d_hv=walk.sizes.d_hv, gated=True, channels=True, reverse=reverse,
+        states_only=outputs[0] is None, keeps_errors=keeps, keeps_states=keeps, loads=states.initial is not None,
         stores=states.final is not None, num_outputs=1 if keeps and parts > 1 else 2,
     )  # fmt: skip
-    written = o, z, kept if keeps else None
-    _enqueue(walk_outputs_of_channels, operands, (v, *(v if x is None else x for x in written)), states, walk, config)
-
-
-def launch_values(
-    walk: DeltaWalk, outputs: tuple[Tensor | None, Tensor | None], operands: WalkOperands, do: Tensor, *,
-    states: DeltaWalkStates, parts: int,
-) -> None:  # fmt: skip
-    """Write dv and D, see `delta.hopper.walks.launch_walk`."""
-    config = DeltaWalkConfig.of(
-        values_shape(parts), d_qk=walk.sizes.d_qk, d_hv=walk.sizes.d_hv, gated=True, channels=True, reverse=True,
-        states_only=outputs[0] is None, loads=states.initial is not None, stores=states.final is not None,
-    )  # fmt: skip
-    _enqueue(walk_values_of_channels, operands, (do, *(do if x is None else x for x in outputs)), states, walk, config)
-
-
-def _enqueue(
-    kernel: Any, operands: WalkOperands, others: tuple[Tensor, ...], states: DeltaWalkStates, walk: DeltaWalk,
-    config: DeltaWalkConfig,
-) -> None:  # fmt: skip
-    descs = (*map(descriptor, operands[:5]), exponents_descriptor(operands.decays), *map(descriptor, others))
+    written = outputs if reverse else (*outputs, kept if keeps else None)
+    descs = map(descriptor, (v, *(v if x is None else x for x in written)))
     enqueue(
-        kernel, walk.programs, *descs, pointers(states, operands.decays), DeltaCounts.of(walk),
-        config=config, num_warps=4, maxnreg=168, **ASSEMBLY,
+        walk_values_of_channels if reverse else walk_outputs_of_channels, walk.programs,
+        *map(descriptor, operands[:5]), exponents_descriptor(operands.decays), *descs,
+        pointers(states, operands.decays), DeltaCounts.of(walk), config=config, num_warps=4, maxnreg=168, **ASSEMBLY,
     )  # fmt: skip
