@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from functools import cache
 from itertools import combinations
 from pathlib import Path
 from textwrap import fill
@@ -34,6 +35,13 @@ FIGURE = "results/h100/operations.png"  # of README
 ANCHORS = ("hopper_sig", "hopper_mamba2", "nxai_sig_xl", "mamba2", "fla_retention")
 
 
+@cache
+def measured(results: Path) -> operations.Comparisons:
+    """Return what H100s have measured."""
+    return operations.Comparisons.below(results)
+
+
+@cache
 def ok_rows(folder: Path, name: str = "", pass_: str = "", seq_len: int = 0) -> list[Row]:
     """Return the right rows of a folder: of an implementation, a pass and a length where they are given."""
     wanted = {"implementation": name, "pass_": pass_, "seq_len": seq_len}
@@ -43,22 +51,22 @@ def ok_rows(folder: Path, name: str = "", pass_: str = "", seq_len: int = 0) -> 
 
 def readme_table(results: Path) -> Iterator[str]:
     """Yield the table of operations, what its marks mean, and where its rows are from."""
-    measured = operations.Comparisons.below(results)
-    yield from operations.table(measured, measured.settings, "results/h100")
-    quoted = measured.quoted()
+    compared = measured(results)
+    yield from operations.table(compared, compared.settings, "results/h100")
+    quoted = compared.quoted()
     rows = [row for pair in quoted for row in (pair.ours, pair.peer) if row]
     peers = {row.package: row for row in rows if row.implementation not in our_kernels()}
     named = [f"{name} {row.package_version} {_remark(row)}".strip() for name, row in sorted(peers.items())]
     days = sorted(row.started_at[:10] for row in rows)
     protocols = " and ".join(sorted({str(row.protocol_version) for row in rows}))
-    facts = [(measured.packages[row.run_id]["torch"], str(row.driver)) for row in rows]
+    facts = [(compared.packages[row.run_id]["torch"], str(row.driver)) for row in rows]
     torches, drivers = (" and ".join(sorted(set(values))) for values in zip(*facts, strict=True))
     waits = [_tokens_from(ok_rows(results / "h100" / "paper-fig4"), pass_) for pass_ in operations.PASSES]
     yield ""
     yield wrapped(
         "Both sides of a ratio took turns on one GPU; ± is half of its [95% interval](docs/results.md#read-a-row). "
         f"{THROTTLED}: the GPU held its clock back while ours ran, so that the ratio is a bound (≥). "
-        f"{operations.ELSEWHERE}: with another Triton than {measured.usual_triton}, in which the peer is faster or "
+        f"{operations.ELSEWHERE}: with another Triton than {compared.usual_triton}, in which the peer is faster or "
         "alone right; ours beside it is of that comparison. *Range*: of the ratio to that kernel over all lengths and "
         "numbers of tokens measured with these heads, without bounds. *Tuned in part*: its tuner ran out of time. "
         f"Empty: no right peer was measured. Peers: {', '.join(named)}."
@@ -75,7 +83,7 @@ def readme_table(results: Path) -> Iterator[str]:
 
 def models_table(results: Path) -> Iterator[str]:
     """Yield the recurrences of models, ours beside the fastest peer."""
-    yield from operations.table(operations.Comparisons.below(results), operations.MODELS, "../results/h100")
+    yield from operations.table(measured(results), operations.MODELS, "../results/h100")
 
 
 def _remark(row: Row) -> str:
@@ -232,7 +240,7 @@ def pages(repository: Path, results: Path) -> dict[str, str]:
 def main() -> None:
     """Draw README's figure, write the pages that have changed, and print their names."""
     root = Path(__file__).resolve().parents[1]
-    write(operations.figure(operations.Comparisons.below(root / "results")), root / FIGURE)
+    write(operations.figure(measured(root / "results")), root / FIGURE)
     for name, text in pages(root, root / "results").items():
         if text != (root / name).read_text():
             (root / name).write_text(text)

@@ -52,11 +52,17 @@ def _toy(tmp_path, monkeypatch):
     (tmp_path / "toy.py").write_text(TOY)
     monkeypatch.setattr(tflabench.baselines, "__path__", [*tflabench.baselines.__path__, str(tmp_path)])
     monkeypatch.setattr(registry, "ADAPTERS", (*registry.ADAPTERS, "toy"))
-    registry._bundled.cache_clear()
+    forget()
     yield
     sys.modules.pop("tflabench.baselines.toy", None)
     monkeypatch.undo()
+    forget()
+
+
+def forget() -> None:
+    """Have the registry look its modules up again."""
     registry._bundled.cache_clear()
+    registry._named.cache_clear()
 
 
 def printed(capsys, *arguments: str) -> str:

@@ -180,5 +180,10 @@ def split(patterns: str) -> list[str]:
 
 def find(name: str) -> Implementation | None:
     """Return the implementation of exactly this name, or the model; None where there is none."""
+    return _named().get(name) or next((impl for impl in plugged() if impl.name == name), None)
+
+
+@cache
+def _named() -> dict[str, Implementation]:
     models = importlib.import_module(MODELS).IMPLEMENTATIONS
-    return next((impl for impl in (*implementations(), *models) if impl.name == name), None)
+    return {impl.name: impl for impl in (*models, *_bundled())}
