@@ -353,7 +353,6 @@ def _run_on_ranks(
     call: Arguments, gate: Gating, chosen: _Chosen, return_last_state: bool
 ) -> tuple[Tensor, State | None]:
     """Return h of this rank's steps, and the state after them: see `Options.group`."""
-    context.check_group(chosen.group, call.v.device)
 
     def kernels(piece: Arguments, backward: bool) -> tuple[Kernels, KernelOptions]:
         setup, scale, L = _prepared(piece, gate, chosen)

@@ -461,13 +461,14 @@ def run(
     call, initial = call._replace(skip=None), call.initial
     backward = wants_gradients(*call[:5], *(initial or ()))
     with checks(group):
+        check_group(group, call.v.device)
         if not hasattr(reference_of(gate), "log_decay"):
             raise ValueError(f"group is given: it must be None for {gate}, whose family has no log_decay")
         of_all = kernels(call, backward)
     q, _, v = call[:3]
     same = {
         "operation": repr(gate), "B": v.shape[0], "heads": v.shape[1], "heads of q": q.shape[1], "d_qk": q.shape[-1],
-        "d_hv": v.shape[-1], "dtype": str(q.dtype), **options, "with gradients": backward,
+        "d_hv": v.shape[-1], "dtype": str(q.dtype), "device": v.device.type, **options, "with gradients": backward,
         "initial_state given": initial is not None,
         "checksum of cu_seqlens": None if cu_seqlens is None else zlib.crc32(repr(numbers(cu_seqlens)).encode()),
     }  # fmt: skip

@@ -149,10 +149,10 @@ def case_compiled(rank: int, groups: dict[int, Any]) -> Any:
     return float((compiled(*part) - 1 - ops.mlstm_sig(q, k, v, i, f)[:, :, begin:end]).abs().max())
 
 
-def refused(steps: int = 4, d_qk: int = D_QK, **options: Any) -> str:
+def refused(steps: int = 4, d_qk: int = D_QK, device: str = "cpu", **options: Any) -> str:
     """Return the line with which an operation refuses what a rank gives."""
     x = inputs(1, torch.float64, max(steps, 1))
-    q, k, v, g = (x[name][:, :, :steps] for name in "qkvg")
+    q, k, v, g = (x[name][:, :, :steps].to(device) for name in "qkvg")
     try:
         ops.simple_gla(q[..., :d_qk], k[..., :d_qk], v, g[..., 0], **options)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -187,6 +187,9 @@ WRONG: dict[str, tuple[Callable[[int, Any], str], list[str]]] = {
     ),
     "a family that does not join": (
         lambda rank, group: refused_without_log_decay(group), ["whose family has no log_decay"]
+    ),
+    "a device that the group knows nothing of": (
+        lambda rank, group: refused(group=group, device="meta" if rank else "cpu"), ["no backend for meta"]
     ),
     "no group": (lambda rank, group: refused(group="world"), ["group is a str: it must be a ProcessGroup"]),
     "a kernel on one": (
