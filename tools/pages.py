@@ -32,7 +32,6 @@ PAGES = ("README.md", *(f"docs/{name}.md" for name in ("gla-walk-through", "kern
          "docs/use-the-kernels.md")  # fmt: skip
 MARKED = re.compile(r"(<!-- from rows: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 FIGURE = "results/h100/operations.png"  # of README
-ANCHORS = ("hopper_sig", "hopper_mamba2", "nxai_sig_xl", "mamba2", "fla_retention")
 
 
 @cache
@@ -116,27 +115,6 @@ def occasions(results: Path) -> Iterator[str]:
         yield f"| {folder} | {len(holds) // 2:,} | {sum(holds) / len(holds):.1%} | {len(times)} | {moved:.1%} |"
 
 
-def gpus(results: Path) -> Iterator[str]:
-    """Yield the times of five kernels on each H100 that has measured them with one Triton, at T = 4096."""
-    rows = [row for name in ("quick", "paper-fig4", "paper-fig4-repeat") for row in ok_rows(results / "h100" / name)]
-    yield "| kernel | forward: ms on each H100 | furthest apart | with backward | furthest apart |"
-    yield "|---|---:|---:|---:|---:|"
-    for name in ANCHORS:
-        cells = [f"`{name}`"]
-        for pass_ in ("fw", "fwbw"):
-            alike = [row for row in rows if (row.implementation, row.pass_, row.seq_len) == (name, pass_, 4096)]
-            times = sorted(row.ms_median for row in {row.gpu_uuid: row for row in alike}.values() if row.ms_median)
-            cells += [", ".join(f"{ms:#.3g}" for ms in times), f"{times[-1] / times[0] - 1:.1%}"]
-        yield f"| {' | '.join(cells)} |"
-
-
-def throttled(results: Path) -> Iterator[str]:
-    """Yield how many rows of the quick look were throttled."""
-    rows = [row for row in read_results(results / "h100" / "quick").rows if row.ms_median]
-    count = sum(bool(row.throttled) for row in rows)
-    yield f"{count} of the {len(rows)} timed rows in `results/h100/quick` are throttled."
-
-
 def host_times(results: Path) -> Iterator[str]:
     """Yield how long the host needs to enqueue a call."""
     rows = [row for row in ok_rows(results / "h200" / "paper-fig4") if row.implementation in our_kernels()]
@@ -146,17 +124,6 @@ def host_times(results: Path) -> Iterator[str]:
         f"{min(fwbw):.1f} to {max(fwbw):.1f} ms with backward (`host_ms` of "
         "[results/h200/paper-fig4](../results/h200/paper-fig4))."
     )
-
-
-def gla_ratios(results: Path) -> Iterator[str]:
-    """Yield how much faster than fla's GLA our Triton kernels are, where fla's was tuned to the end."""
-    ranges = []
-    for pass_, words in (("fw", "forward"), ("fwbw", "with backward")):
-        ours, fla = (ok_rows(results / "h100" / "gla", name, pass_) for name in ("tfla_gla_xl", "fla_gla"))
-        values = [over.value for row in ours for peer in fla if (over := ratio(peer, row)) and not over.bound]
-        if values:
-            ranges.append(f"{min(values):.2f} to {max(values):.2f} times as fast as fla's `chunk_gla` {words}")
-    yield wrapped(f'On an H100 `"tfla"` is {", and ".join(ranges)} ([rows](../results/h100/gla/times.csv)).')
 
 
 def gla_published(results: Path) -> Iterator[str]:
@@ -217,7 +184,7 @@ def model_errors(_: Path) -> Iterator[str]:
 BLOCKS = {
     function.__name__: function
     for function in (
-        readme_table, models_table, occasions, gpus, throttled, host_times, gla_ratios, gla_published, of_bound,
+        readme_table, models_table, occasions, host_times, gla_published, of_bound,
         best_chunk, model_errors,
     )
 }  # fmt: skip
