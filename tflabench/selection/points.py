@@ -87,8 +87,13 @@ def _chosen(groups: Sequence[Group], patterns: Sequence[str] | None) -> dict[Imp
     def adopted(impl: Implementation) -> list[Group]:
         return [next((group for group in groups if impl.family in group.family), groups[0])]
 
+    def computes(impl: Implementation) -> tuple[str | None, ...]:
+        return impl.family, impl.gate, impl.operation
+
     for impl in registry.plugged():
-        claims[impl] = claims[impl] or _groups_of_its_like(impl, claims) or adopted(impl)
+        twins = [twin for twin in claims if computes(twin) == computes(impl)]
+        alike = [group for group in groups if any(group in claims[twin] for twin in twins)]
+        claims[impl] = claims[impl] or alike or adopted(impl)
     if patterns is None:
         return {impl: claim for impl, claim in claims.items() if claim}
     chosen: dict[Implementation, list[Group]] = {}
@@ -97,19 +102,6 @@ def _chosen(groups: Sequence[Group], patterns: Sequence[str] | None) -> dict[Imp
         named = {impl: claims[impl] for impl in matching if claims[impl]}
         chosen |= named or {impl: adopted(impl) for impl in matching}
     return chosen
-
-
-def _groups_of_its_like(impl: Implementation, claims: Mapping[Implementation, Sequence[Group]]) -> list[Group]:
-    """Return the groups that run implementations which compute the same, in their order.
-
-    That is the same family, gate and operation; nothing where the preset runs none.
-    """
-
-    def computes(twin: Implementation) -> tuple[str | None, ...]:
-        return twin.family, twin.gate, twin.operation
-
-    alike = [group for twin, shared in claims.items() if computes(twin) == computes(impl) for group in shared]
-    return [group for place, group in enumerate(alike) if group not in alike[:place]]
 
 
 def _place(problem: Problem, given: Mapping[str, Values]) -> tuple[Any, ...]:
