@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from multiprocessing import Pipe
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from triton.backends.compiler import GPUTarget
@@ -86,13 +87,5 @@ def answering(answers: GpuAnswers) -> Iterator[None]:
         get_device_interface=lambda: torch.cuda,
         get_active_torch_device=lambda: torch.device("cuda", 0),
     )
-    before, active = {name: getattr(torch.cuda, name) for name in functions}, driver._active
-    driver.set_active(stand_in)
-    for name, function in functions.items():
-        setattr(torch.cuda, name, function)
-    try:
+    with patch.multiple(torch.cuda, **functions), patch.object(driver, "_active", stand_in):
         yield
-    finally:
-        driver._active = active
-        for name, function in before.items():
-            setattr(torch.cuda, name, function)

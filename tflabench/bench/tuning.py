@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 from platformdirs import user_cache_path
 
@@ -113,12 +114,8 @@ def tuning(budget_s: float | None, replay: Mapping[str, Config] | None = None) -
         runs = runs or min(quantiles) < float("inf")
         return quantiles
 
-    Autotuner.run, Autotuner.prune_configs, Autotuner._bench = run, prune_configs, bench
-    try:
+    with patch.multiple(Autotuner, run=run, prune_configs=prune_configs, _bench=bench):
         yield tuned
-    finally:
-        for name, original in originals.items():
-            setattr(Autotuner, name, original)
 
 
 def time_calls(call: Callable[[], object], quantiles: Sequence[float]) -> list[float]:

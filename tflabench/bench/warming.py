@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from multiprocessing.connection import Connection
 from typing import Any
+from unittest.mock import patch
 
 from triton.runtime.jit import DependenciesFinder
 
@@ -103,14 +104,12 @@ def warming() -> Iterator[None]:
     dynamo = "torch._dynamo" in sys.modules  # to import it takes seconds
     pool = ThreadPoolExecutor(THREADS, "compiler")
     mode = AsyncCompileMode(pool, ignore_errors=True)
-    Autotuner.run, Autotuner._bench = run, bench  # type: ignore[method-assign]
     try:
         eager = torch.compiler.set_stance("force_eager") if dynamo else contextlib.nullcontext()
-        with mode, eager, torch.autograd.set_multithreading_enabled(False):
+        called_once = patch.multiple(Autotuner, run=run, _bench=bench)
+        with called_once, mode, eager, torch.autograd.set_multithreading_enabled(False):
             yield
     finally:
-        for name, original in originals.items():
-            setattr(Autotuner, name, original)
         for tuner in tuners:  # the next point chooses anew
             tuner.cache.clear()
             tuner.__dict__.pop("do_bench", None)

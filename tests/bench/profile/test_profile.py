@@ -45,10 +45,10 @@ BF16 = counters.BF16
 FFMA, FADD, FMUL = counters.SCALAR
 
 
-def test_launches_of_a_kernel_are_summed_and_units_and_separators_understood():
-    metrics = {counters.DURATION: "us", counters.DRAM: "Mbyte", BF16: "", FFMA: "inst", FADD: "inst", FMUL: "inst"}
-    one = {counters.DURATION: "1,250.5", counters.DRAM: "3.5", BF16: "4,000,000", FFMA: "10", FADD: "3", FMUL: "2"}
-    other = {counters.DURATION: "9.5", counters.DRAM: "0.5", BF16: "0", FFMA: "0", FADD: "0", FMUL: "1"}
+def test_launches_of_a_kernel_are_summed_and_separators_understood():
+    metrics = {counters.DURATION: "ns", counters.DRAM: "byte", BF16: "", FFMA: "inst", FADD: "inst", FMUL: "inst"}
+    one = {counters.DURATION: "1,250,500", counters.DRAM: "3500000", BF16: "4000000", FFMA: "10", FADD: "3", FMUL: "2"}
+    other = {counters.DURATION: "9,500", counters.DRAM: "500,000", BF16: "0", FFMA: "0", FADD: "0", FMUL: "1"}
     outputs, gates = counters.read_ncu(table(metrics, ("outputs", one), ("gates", other), ("gates", other)))
     assert outputs.ms == pytest.approx(1.2505)
     found = (outputs.name, outputs.launches, outputs.dram_bytes, outputs.tensor_flops, outputs.scalar_flops)

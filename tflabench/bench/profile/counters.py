@@ -24,10 +24,6 @@ SCALAR = {
 METRICS = (DURATION, DRAM, BF16, TF32, FP16, FP16_TO_FP32, *SCALAR)
 WORTH_A_NUMBER = 0.05  # of a call's time, from which the launches of one kernel are told apart
 
-SECONDS = {"n": 1e-9, "u": 1e-6, "m": 1e-3, "": 1.0}
-UNITS = {f"{prefix}byte": factor for prefix, factor in (("", 1), ("K", 1e3), ("M", 1e6), ("G", 1e9), ("T", 1e12))}
-UNITS |= {f"{prefix}{s}": factor for prefix, factor in SECONDS.items() for s in ("s", "second")}
-
 
 @dataclass(frozen=True)
 class KernelCounters:
@@ -69,7 +65,7 @@ def total(kernels: Iterable[KernelCounters]) -> KernelCounters:
 
 
 def read_ncu(text: str) -> list[KernelCounters]:
-    """Counters by kernel, in the order of first launches, of the output of `ncu --csv --page raw --metrics ...`.
+    """Counters by kernel, in the order of first launches, of the output of `ncu --csv --page raw --print-units base`.
 
     The output is a CSV table among lines of other text: a header, a row of units, a row a launch. Empty without one.
     """
@@ -79,14 +75,13 @@ def read_ncu(text: str) -> list[KernelCounters]:
     lines = [line for line in table.splitlines() if line.startswith('"')]
     if len(lines) < 3:
         return []
-    units, *launches = pd.read_csv(io.StringIO("\n".join(lines)), dtype=str, keep_default_na=False).to_dict("records")
+    _, *launches = pd.read_csv(io.StringIO("\n".join(lines)), dtype=str, keep_default_na=False).to_dict("records")
     numbers = pd.DataFrame(launches).reindex(columns=METRICS).replace(",", "", regex=True)
     numbers = numbers.apply(pd.to_numeric, errors="coerce")  # "n/a": a counter that this GPU lacks
-    numbers *= pd.Series({name: UNITS.get(str(units.get(name)), 1.0) for name in METRICS})
     half = numbers[FP16].fillna(numbers[FP16_TO_FP32])
     counted = pd.DataFrame(
         {
-            "ms": 1e3 * numbers[DURATION].fillna(0.0),
+            "ms": 1e-6 * numbers[DURATION].fillna(0.0),
             "dram_bytes": numbers[DRAM],
             "tensor_flops": pd.concat([numbers[BF16], numbers[TF32], half], axis=1).sum(axis=1, min_count=1),
             "scalar_flops": (numbers[list(SCALAR)] * pd.Series(SCALAR)).sum(axis=1, min_count=1),
