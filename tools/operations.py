@@ -45,7 +45,7 @@ SETTINGS = {  # of each title the first counts at which most passes have a peer
     "mLSTMexp": (Setting("mlstm_exp", *FIG_4),),
     "Mamba 2": (Setting("mamba2", "128x128/64", 4, 8192, "Nemotron 3 Super"), Setting("mamba2", "64x64", 16, 4096)),
     "Gated DeltaNet": (
-        Setting("gated_delta_net", "16:32x128", 4, 8192, "Qwen3-Next"),
+        Setting("gated_delta_net", "16:32x128", 8, 8192, "Qwen3-Next"),
         Setting("gated_delta_net", "16x128", 8, 8192),
     ),
     "KDA": (Setting("kda", "32x128", 4, 8192, "Kimi Linear"), Setting("kda", "16x128", 16, 4096)),

@@ -22,9 +22,9 @@ from headline import milliseconds
 
 from tflabench.conclusions.ratio import fastest, ratio
 from tflabench.figures.matplotlib_renderer import write
-from tflabench.implementations.registry import find, our_kernels
+from tflabench.implementations.registry import find, is_current, our_kernels
 from tflabench.rows.labels import THROTTLED
-from tflabench.rows.load import read_results
+from tflabench.rows.load import find_results, read_results
 from tflabench.rows.schema import Row
 from tflabench.theory.held_out import stored
 
@@ -96,6 +96,23 @@ def _tokens_from(rows: Iterable[Row], pass_: str) -> int:
     fused = [row for row in rows if row.pass_ == pass_ and row.implementation.startswith("hopper_")]
     most = max(row.batch * row.seq_len * row.host_ms / row.ms_median for row in fused if row.host_ms and row.ms_median)
     return 1000 * round(most / 1000)
+
+
+def sources(results: Path) -> Iterator[str]:
+    """Yield where the rows of each folder of a GPU are from, and which of our kernels in it have changed since."""
+    yield "| folder | rows | measured | commit | protocol | kernels of ours that changed since |"
+    yield "|---|---:|---|---|---|---|"
+    for gpu in ("h100", "h200"):
+        for folder in find_results(results / gpu):
+            rows = folder.rows
+            columns = (
+                {row.started_at[:10] for row in rows},
+                {(row.commit or "")[:7] for row in rows},
+                {str(row.protocol_version) for row in rows},
+                {row.implementation for row in rows if not is_current(row.implementation, row.kernel_version)},
+            )
+            cells = [", ".join(sorted(values)) for values in columns]
+            yield f"| {gpu}/{folder.folder.name} | {len(rows):,} | {' | '.join(cells)} |"
 
 
 def occasions(results: Path) -> Iterator[str]:
@@ -184,7 +201,7 @@ def model_errors(_: Path) -> Iterator[str]:
 BLOCKS = {
     function.__name__: function
     for function in (
-        readme_table, models_table, occasions, host_times, gla_published, of_bound,
+        readme_table, models_table, sources, occasions, host_times, gla_published, of_bound,
         best_chunk, model_errors,
     )
 }  # fmt: skip
