@@ -7,13 +7,11 @@ share no lock with what is. docs/decisions/2026-11-27-warm-up.md says why it is 
 
 from __future__ import annotations
 
-import os
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from itertools import count
-from pathlib import Path
 
 from tflabench.bench.estimate import needed_bytes
 from tflabench.bench.warming import WarmUpGate
@@ -201,9 +199,3 @@ class WarmUp:
         self._working[slot] = job
         sent = {"kind": "warm", "implementation": implementation.name, "problem": asdict(job.point.problem.part)}
         self._workers.send(slot, sent, self._timeout_s)
-
-
-def cache_folder() -> Path:
-    """Return the folder where Triton keeps compiled kernels, by the environment; without importing Triton."""
-    home = Path(os.environ.get("TRITON_HOME") or Path.home())
-    return Path(os.environ.get("TRITON_CACHE_DIR") or home / ".triton" / "cache")

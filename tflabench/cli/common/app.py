@@ -44,7 +44,6 @@ COMMANDS = {
     },
     "Data": {
         "rows": "Merge or pack stored rows",
-        "cache": "Show caches and their sizes, clear them",
         "list": "List implementations, presets and axes",
     },
 }
@@ -182,9 +181,7 @@ app = _group(
     pretty_exceptions_enable=False,
 )
 rows = _group("Change stored rows: merge or pack folders.", no_args_is_help=True)
-cache = _group("Show where caches lie and how large they are, or clear them.", invoke_without_command=True)
-for _name, _below in (("rows", rows), ("cache", cache)):
-    app.add_typer(_below, name=_name, short_help=COMMANDS["Data"][_name], rich_help_panel="Data")
+app.add_typer(rows, name="rows", short_help=COMMANDS["Data"]["rows"], rich_help_panel="Data")
 
 
 @app.callback()
