@@ -185,16 +185,18 @@ class Comparisons:
         return [each.value for each in over if each and not each.bound]
 
 
-def table(measured: Comparisons, settings: Mapping[str, Setting], link: str) -> Iterator[str]:
+def table(measured: Comparisons, subject: str, settings: Mapping[str, Setting], link: str) -> Iterator[str]:
     """Yield a line a setting: for each pass ours, the fastest peer, their ratio and its range, and links to rows.
 
     Settings at which nothing of today's kernels was measured are left out.
 
     Args:
+        subject: what the titles of settings are.
         link: where the folders of H100s lie, from the page that has the table.
     """
     columns = ("ours", "fastest peer", "ratio", "range")
-    yield f"| | heads, sequences | {' | '.join(columns)} | + backward: {' | '.join(columns)} | rows |"
+    what = f"{subject} | heads of d_qk/d_hv, sequences x T"
+    yield f"| {what} | {' | '.join(columns)} | + backward: {' | '.join(columns)} | rows |"
     yield "|---|---|" + "---:|---|---:|---:|" * len(PASSES) + "---|"
     for title, setting in settings.items():
         pairs = [measured.best(setting, pass_) for pass_ in PASSES]

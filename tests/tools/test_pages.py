@@ -137,7 +137,8 @@ def quoted(folder: Path, *rows: Row) -> list[str]:
     write(folder / "h100" / "paper-fig4", list(rows), **runs)
     measured = operations.Comparisons.below(folder)
     lines = {
-        line.split(" | ")[0]: line.split(" | ")[2:6] for line in operations.table(measured, measured.settings, "rows")
+        line.split(" | ")[0]: line.split(" | ")[2:6]
+        for line in operations.table(measured, "operation", measured.settings, "rows")
     }
     return lines.get("| mLSTMsig", [])
 
