@@ -1,4 +1,4 @@
-"""Ceilings of a machine: measured where only a datasheet's are known, once for each GPU."""
+"""Ceilings of a machine: measured once for each GPU."""
 
 from __future__ import annotations
 
@@ -6,31 +6,12 @@ from typing import Any
 
 import pytest
 
-from tflabench.bench.ceilings import calibrate, ceilings_of, measured_instead
+from tflabench.bench.ceilings import calibrate, ceilings_of
 from tflabench.bench.machine import Machine
+from tflabench.problem import InputError
 from tflabench.theory.hardware import Ceilings, measured_ceilings
 
 MACHINE = Machine("cuda", "some GPU", 2**36)
-CEILINGS = {"float32": Ceilings(1e14, 1e12, "measured", "test")}
-
-
-def test_measured_ceilings_take_the_place_of_a_datasheets(monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    datasheet = Ceilings(989e12, 4.8e12, "datasheet", "NVIDIA")
-    known = {"bfloat16": datasheet, **CEILINGS}
-    jobs: list[dict[str, Any]] = []
-
-    def answer(job: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-        jobs.append(job)
-        return {"status": "ok", "ceilings": dict.fromkeys(job["dtypes"], (782000000000000.0, 4260000000000.0))}
-
-    found = measured_instead(MACHINE, known, answer)
-    assert [job["dtypes"] for job in jobs] == [["bfloat16"]]
-    assert (found["bfloat16"].provenance, found["bfloat16"].flops_per_s) == ("measured", 782e12)
-    assert found["float32"] == CEILINGS["float32"]
-    assert measured_ceilings(MACHINE.name) == found["bfloat16"], "the next sweep need not measure them"
-    assert measured_instead(MACHINE, found, answer) == found
-    assert len(jobs) == 1
 
 
 def test_each_gpu_of_a_kind_is_calibrated_once_and_stored_by_its_uuid(monkeypatch, tmp_path):
@@ -44,7 +25,7 @@ def test_each_gpu_of_a_kind_is_calibrated_once_and_stored_by_its_uuid(monkeypatc
             return {"status": "ok", "ceilings": dict.fromkeys(job["dtypes"], (rates[uuid], 4.2e12))}
 
         gpu = Machine("cuda", "NVIDIA H200", 2**37, uuid=uuid)
-        return measured_instead(gpu, ceilings_of(gpu, ["bfloat16"], answer), answer)["bfloat16"]
+        return ceilings_of(gpu, ["bfloat16"], answer)["bfloat16"]
 
     assert [ceilings(uuid).flops_per_s for uuid in (*rates, *rates)] == [7.8e14, 7.5e14] * 2
     assert jobs == ["GPU-1", "GPU-2"]
@@ -52,13 +33,17 @@ def test_each_gpu_of_a_kind_is_calibrated_once_and_stored_by_its_uuid(monkeypatc
     assert measured_ceilings("NVIDIA H200").flops_per_s == 7.8e14, "of the kind: the first"  # type: ignore[union-attr]
 
 
-def test_without_measured_ceilings_a_sweep_goes_on(monkeypatch, tmp_path):
+def test_where_ceilings_cannot_be_measured_a_sweep_has_those_of_the_datasheet(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    known = {"bfloat16": Ceilings(989e12, 4.8e12, "datasheet", "NVIDIA")}
-    with pytest.warns(
-        UserWarning, match="percentages are not of ceilings measured on this device: some GPU cannot be calibrated"
-    ):
-        assert measured_instead(MACHINE, known, lambda job, timeout_s: {"status": "oom", "reason": "full"}) == known
+
+    def full(job: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+        return {"status": "oom", "reason": "full"}
+
+    gpu = Machine("cuda", "NVIDIA H200", 2**37, uuid="GPU-1")
+    with pytest.warns(UserWarning, match="not of ceilings measured on this device: NVIDIA H200 cannot be calibrated"):
+        assert ceilings_of(gpu, ["bfloat16"], full)["bfloat16"].provenance == "datasheet"
+    with pytest.raises(InputError, match="some GPU cannot be calibrated: full"):
+        ceilings_of(MACHINE, ["bfloat16"], full)
 
 
 @pytest.mark.parametrize(

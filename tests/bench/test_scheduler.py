@@ -203,7 +203,6 @@ def run(
     stop_at: float = inf,
     clock: Callable[[], float] = lambda: 0.0,
     watch: Callable[[Activity], None] = lambda activity: None,
-    after_first: Callable[[], None] | None = None,
 ) -> list[Row]:
     """Every row that is told, in order."""
     rows: list[Row] = []
@@ -211,8 +210,6 @@ def run(
     occasion = Occasion("run", MACHINE, protocol, CEILINGS)
 
     def on_point(begun: ComparisonRun, of: PointRun) -> None:
-        if not rows and after_first:
-            scheduler.when_idle(after_first)
         rows.append(occasion.row(begun, of))
 
     tuning = TuningStore(tmp_path / "tuning", {"device": "some GPU"})
@@ -254,19 +251,6 @@ def test_the_first_row_does_not_wait_for_the_others(tmp_path):
     workers = Workers()
     run([comparison("a", "b", "c")], workers, tmp_path)
     assert workers.said[:2] == [("a", "prepare"), ("a", "look")]
-
-
-def test_what_comes_after_the_first_row_comes_once_and_has_the_gpu_for_itself(tmp_path):
-    for names, said in (("abc", [("a", "prepare"), ("a", "look")]), ("b", [("b", "prepare"), ("b", "turn")])):
-        workers = Workers()
-        seen: list[list[tuple[str, str]]] = []
-
-        def act(workers: Workers = workers, seen: list = seen) -> None:
-            assert not workers._due, "something else is at work"
-            seen.append(list(workers.said))
-
-        run([comparison(*names), comparison("a", seq_len=1024)], workers, tmp_path, after_first=act)
-        assert seen == [said]
 
 
 def test_rounds_go_on_until_the_medians_settle(tmp_path):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from stand_in import IMPLEMENTATIONS, start_quick
 
-from tflabench.bench.ceilings import measured_instead
+from tflabench.bench.ceilings import ceilings_of
 from tflabench.bench.events import Activity, Began, Ended, Note, RunDescription, Task
 from tflabench.bench.machine import Machine
 from tflabench.bench.protocol import PAPER, STANDARD, Rules
@@ -52,19 +52,19 @@ def test_a_task_has_a_device_a_run_rows_and_an_end():
     assert {row.run_id for row in rows} == {e.run_id for e in events if isinstance(e, RunDescription)}
 
 
-def test_it_measures_ceilings_once_behind_the_first_row(monkeypatch):
-    measured: list[int] = []
-    rows: list[Row] = []
+def test_ceilings_are_measured_once_for_a_device(monkeypatch):
+    asked: list[set[str]] = []
 
-    def count(*arguments: Any) -> Any:
-        measured.append(len(rows))
-        return measured_instead(*arguments)
+    def count(machine: Machine, dtypes: set[str], run: Any) -> Any:
+        asked.append(dtypes)
+        return ceilings_of(machine, dtypes, run)
 
-    monkeypatch.setattr("tflabench.bench.station.measured_instead", count)
+    monkeypatch.setattr("tflabench.bench.station.ceilings_of", count)
     with station() as here:
         for number in (1, 2):
-            rows += [event for event in here.measure(task(number)) if isinstance(event, Row)]
-    assert len(measured) == 1
+            rows = [event for event in here.measure(task(number)) if isinstance(event, Row)]
+            assert {str(row.ceilings).partition(":")[0] for row in rows} == {"measured"}
+    assert len(asked) == 1
 
 
 def test_it_takes_all_tasks_once_it_is_ready_and_tells_what_it_is_at():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,32 +19,25 @@ CALIBRATED_DTYPES = {"cuda": ("bfloat16", "float16", "float32"), "cpu": ("bfloat
 
 
 def ceilings_of(machine: Machine, dtypes: Iterable[str], run: RunJob) -> dict[str, Ceilings]:
-    """Return ceilings by dtype: this device's calibrated ones, else those of its kind, else measured now, quickly.
+    """Return ceilings by dtype: those measured on this very device, or now, quickly, which stores them.
 
-    Those of its kind are calibrated ones of another GPU, else the datasheet's. What is measured is stored.
+    Where they cannot be measured, warn and return those of its kind.
+
+    Raises:
+        InputError: they cannot be measured, and none of its kind are known.
     """
-    dtypes = sorted(set(dtypes))
-    stored = {dtype: _measured_here(machine, dtype) or hardware.ceilings_for(machine.name, dtype) for dtype in dtypes}
-    missing = [dtype for dtype in dtypes if stored[dtype] is None]
-    measured = _quickly(machine, missing, run) if missing else {}
-    return {dtype: ceilings or measured[dtype] for dtype, ceilings in stored.items()}
-
-
-def measured_instead(machine: Machine, ceilings: Mapping[str, Ceilings], run: RunJob) -> dict[str, Ceilings]:
-    """Return ceilings by dtype with those measured, quickly, that were not measured on this very GPU, and store them.
-
-    Where they cannot be measured or stored, warn and return those given.
-    """
-    missing = sorted(
-        dtype
-        for dtype, given in ceilings.items()
-        if given.provenance != "measured" or (machine.uuid and not _measured_here(machine, dtype))
-    )
-    try:
-        return {**ceilings, **(_quickly(machine, missing, run) if missing else {})}
-    except InputError as error:
-        warnings.warn(f"percentages are not of ceilings measured on this device: {error}", stacklevel=2)
-        return dict(ceilings)
+    known = {dtype: hardware.measured_ceilings(machine.uuid or machine.name, dtype) for dtype in sorted(set(dtypes))}
+    found = {dtype: ceilings for dtype, ceilings in known.items() if ceilings}
+    if missing := [dtype for dtype in known if dtype not in found]:
+        try:
+            found |= _quickly(machine, missing, run)
+        except InputError as error:
+            of_kind = {dtype: hardware.ceilings_for(machine.name, dtype) for dtype in missing}
+            found |= {dtype: ceilings for dtype, ceilings in of_kind.items() if ceilings}
+            if found.keys() != known.keys():
+                raise
+            warnings.warn(f"percentages are not of ceilings measured on this device: {error}", stacklevel=2)
+    return found
 
 
 def calibrate(
@@ -78,10 +71,6 @@ def _better(dtype: str, stored: Ceilings, new: Ceilings) -> Ceilings:
             warnings.warn(f"{title} of {dtype}: {rates}: {kept}", stacklevel=3)
             new = replace(new, **{field: max(before, now)})
     return new
-
-
-def _measured_here(machine: Machine, dtype: str) -> Ceilings | None:
-    return hardware.measured_ceilings(machine.uuid, dtype) if machine.uuid else None
 
 
 def _quickly(machine: Machine, dtypes: Sequence[str], run: RunJob) -> dict[str, Ceilings]:

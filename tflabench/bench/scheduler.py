@@ -66,7 +66,6 @@ class Scheduler:
         self._working: dict[str, tuple[ComparisonRun, PointRun]] = {}  # by slot
         self._tickets: dict[int, PointRun] = {}
         self._timed_out: list[Point] = []
-        self._interlude: Callable[[], None] | None = None
         self._any_row = False
         self._short_of_memory = False  # from now on one comparison after the other
 
@@ -81,18 +80,9 @@ class Scheduler:
         works = [Work(run.point, run.doing, of.task.number, len(run.turns) + 1) for of, run in self._working.values()]
         return Activity(tuple(works), self._warm_up.at_work if self._warm_up else ())
 
-    def when_idle(self, act: Callable[[], None]) -> None:
-        """Call a function once nothing else works; no job starts until it returns."""
-        self._interlude = act
-
     def advance(self) -> None:
         """Start every job that may start now; once the time is up and nothing works, leave what is not measured."""
-        if self.idle and self._interlude and not self._time_is_up():
-            act, self._interlude = self._interlude, None
-            if self._warm_up:
-                self._warm_up.pause()
-            act()
-        while not self._interlude or self._time_is_up():
+        while True:
             at_once = 1 if self._short_of_memory else ACTIVE
             while len(self._active) < at_once and self._waiting and self._may_begin():
                 self._begin(self._waiting.popleft())

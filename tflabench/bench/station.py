@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from tflabench.bench import machine
-from tflabench.bench.ceilings import ceilings_of, measured_instead
+from tflabench.bench.ceilings import ceilings_of
 from tflabench.bench.child import Child
 from tflabench.bench.comparison_run import ComparisonRun, PointRun
 from tflabench.bench.events import Began, Ended, Event, Fault, Note, RunDescription, Stations, Task
@@ -82,7 +82,6 @@ class Station(Stations):
         self._new: list[Task] = []  # since the last `wait`
         self._forked_packages: set[str] = set()
         self._waits_for_lock = False
-        self._unmeasured = False  # whether ceilings may be a datasheet's
         self._shown_at, self._received = -inf, True  # since it was shown
 
     # --- As a station of a sweep
@@ -194,41 +193,26 @@ class Station(Stations):
         return forked or spawn_worker(self.machine.kind, self.rules.plugins, limit)
 
     def _introduce(self) -> None:
-        """Say where tasks that have come are measured, and know the ceilings of their dtypes, before their first rows.
-
-        These may be the datasheet's until their comparison closes.
-        """
+        """Say where new tasks are measured, and know the ceilings of their dtypes, before their first rows."""
         assert self._workers is not None
         uuid = self._workers.facts().get("uuid", self.machine.uuid)
         dtypes = {point.problem.dtype for task in self._new for point in task.comparison.points}
         ceilings = self._occasion.ceilings
         if unknown := dtypes - ceilings.keys():
+            if self._warm_up:
+                self._warm_up.pause()  # until the scheduler goes on
             ceilings = {**ceilings, **ceilings_of(self.machine, unknown, self._workers.ask)}
-            self._unmeasured = True
         self._occasion = replace(self._occasion, ceilings=ceilings, machine=replace(self.machine, uuid=uuid))
+        described = {**self._environment, "ceilings": {dtype: asdict(known) for dtype, known in ceilings.items()}}
         for task in self._new:
-            self._events += [(task, Began(self.machine)), (task, self._described())]
+            self._events.append((task, Began(self.machine)))
+            self._events.append((task, RunDescription(self._occasion.run_id, described)))
         self._new.clear()
 
     def _on_point(self, begun: ComparisonRun, run: PointRun) -> None:
         if run.turns and self._forks:  # until then they would take the disk from others
             self._forks.prepare(self._forked_packages)
-        if run.turns and self._unmeasured and self._scheduler:
-            self._unmeasured = False
-            self._scheduler.when_idle(self._measure_ceilings)
         self._events.append((begun.task, self._occasion.row(begun, run)))
-
-    def _measure_ceilings(self) -> None:
-        """Hold times against measured ceilings: once for a GPU, and behind the first row, not before it."""
-        assert self._workers is not None
-        ceilings = measured_instead(self.machine, self._occasion.ceilings, self._workers.ask)
-        self._occasion = replace(self._occasion, ceilings=ceilings)
-        self._events.append((None, self._described()))
-
-    def _described(self) -> RunDescription:
-        ceilings = {dtype: asdict(ceilings) for dtype, ceilings in self._occasion.ceilings.items()}
-        described = {**self._environment, "ceilings": ceilings}
-        return RunDescription(self._occasion.run_id, described)
 
     @cached_property
     def _environment(self) -> dict[str, Any]:
