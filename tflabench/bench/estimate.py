@@ -25,15 +25,13 @@ class Target:
 
     Attributes:
         capability: compute capability; None for a CPU, or where it is not known.
-        here: whether it is this machine's: packages must then be installed, elsewhere all are taken as installed.
-        gpu: what is known of it, with its ceilings, where it is not here.
+        gpu: what is known of it, with its ceilings, where it is not here; all packages are then taken as installed.
     """
 
     kind: DeviceKind
     name: str
     memory_bytes: int
     capability: tuple[int, int] | None = None
-    here: bool = True
     gpu: Gpu | None = None
 
     @classmethod
@@ -45,7 +43,7 @@ class Target:
     @classmethod
     def of_gpu(cls, gpu: Gpu) -> Target:
         """Return a GPU by what is known of it, as if every library were installed there."""
-        return cls("cuda", gpu.name, int(gpu.memory_bytes or 0), gpu.capability, here=False, gpu=gpu)
+        return cls("cuda", gpu.name, int(gpu.memory_bytes or 0), gpu.capability, gpu)
 
     def refusal(self, point: Point) -> str | None:
         """Return why a point cannot run on it, or None."""

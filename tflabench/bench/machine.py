@@ -69,8 +69,7 @@ def detect(device: str) -> Machine:
     Raises:
         InputError: CUDA asked for where there is none.
     """
-    if device not in ("auto", "cuda", "cpu"):
-        raise InputError(f"--device is {device!r}: it must be auto, cuda or cpu")
+    one_of("--device", device, ("auto", "cuda", "cpu"))
     gpu = None if device == "cpu" else next(gpus(), None)
     if gpu is None and device == "cuda":
         raise InputError("--device is cuda, and this machine shows no NVIDIA GPU (nvidia-smi): use --device cpu")

@@ -408,9 +408,8 @@ class Sweep:
             running.heard_at = self._clock()
         if isinstance(event, Began):
             self._begin_at(event.machine, running)
-        elif isinstance(event, RunDescription):
-            if running:
-                running.described = event
+        elif isinstance(event, RunDescription) and running:
+            running.described = event
             self._store.describe_run(event.run_id, {**event.environment, "arguments": command()})
         elif isinstance(event, Activity):
             self._activities |= {(running.machine if running else None) or next(iter(self._ready)): event}
