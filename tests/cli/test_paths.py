@@ -84,7 +84,7 @@ ONE_FILE = {
 SEVERAL = [
     ("plot", "rows", "--what", "roofline", "--format", "svg"),
     ("theory", "fig17", "--gate", "sig", "--pass", "fw"),
-    ("transfer", "--figure", "3", "--seq-len", "4", "--d-qk", "4", "--d-hv", "4", "--step", "5"),
+    ("transfer", "--figure", "3", "--seq-len", "4", "--d-qk", "4", "--d-hv", "4"),
 ]
 
 

@@ -15,7 +15,6 @@ from tflabench.problem import InputError, one_of
 if TYPE_CHECKING:
     from tflabench.theory.transfer import Experiment, Gains
 
-MOST_VALUES = 400  # of one gate's grid: more is a slip
 AT_FORGET_GATE = 4.5  # where the table reads the maps: the paper initialises f~ within [3, 6]
 
 
@@ -31,15 +30,12 @@ Eps = Annotated[
     ),
 ]
 Norm = Annotated[str, options.option(options.PROBLEM, "NORM", "Norm layer: rms or layer.")]
-InputGate = Annotated[str, options.option(options.PROBLEM, "LOW:HIGH", "Range of the input gates i~.")]
-ForgetGate = Annotated[str, options.option(options.PROBLEM, "LOW:HIGH", "Range of the forget gates f~.")]
 SoftCap = Annotated[
     float | None,
     options.option(
         options.PROBLEM, "C", "Cap gates x to C tanh(x / C), as the paper's models at 15.", show_default="none"
     ),
 ]
-Step = Annotated[float, options.option(options.PROBLEM, "X", "Distance of two gate values.")]
 Seed = Annotated[int, options.option(options.PROBLEM, "N", "Seed of q, k and v.", min=0, max=2**32 - 1)]
 
 
@@ -49,9 +45,6 @@ def transfer(  # noqa: PLR0913  options
     eps: Eps = None,
     norm: Norm = "rms",
     soft_cap: SoftCap = None,
-    input_gate: InputGate = "-12:8",
-    forget_gate: ForgetGate = "-5:12",
-    step: Step = 0.25,
     seq_len: options.SeqLen = 512,
     d_qk: options.Dqk = 128,
     d_hv: options.Dhv = 128,
@@ -71,10 +64,11 @@ def transfer(  # noqa: PLR0913  options
 
     names = [one_of("figure", name, tuple(FIGURES)) for name in options.words(figure)]
     check_formats(formats := options.words(format_))
-    given = None if eps is None else tuple(dict.fromkeys(_number("eps", word) for word in options.words(eps)))
+    try:
+        given = None if eps is None else tuple(dict.fromkeys(map(float, options.words(eps))))
+    except ValueError:
+        raise InputError(f"eps is {eps!r}: it must be numbers such as 1e-6,1e-8") from None
     experiment = Experiment(
-        input_gates=_grid("input_gate", input_gate, step),
-        forget_gates=_grid("forget_gate", forget_gate, step),
         seq_len=seq_len,
         d_qk=d_qk,
         d_hv=d_hv,
@@ -115,7 +109,9 @@ def _text(rows: Sequence[dict[str, Any]], files: Sequence[str]) -> Iterator[Rend
 
 def _summary(name: str, experiment: Experiment, maps: Sequence[Gains]) -> list[dict[str, Any]]:
     """Return what the maps show at the forget gate nearest AT_FORGET_GATE, a row a normaliser and eps."""
-    from tflabench.theory.transfer import DEFAULT_BIAS, gain_at, half_gain
+    import numpy as np
+
+    from tflabench.theory.transfer import DEFAULT_BIAS, half_gain
 
     forget = min(experiment.forget_gates, key=lambda f: abs(f - AT_FORGET_GATE))
     column = experiment.forget_gates.index(forget)
@@ -128,37 +124,9 @@ def _summary(name: str, experiment: Experiment, maps: Sequence[Gains]) -> list[d
             "forget_gate": forget,
             "before": [float(end) for end in (row.before[:, column].min(), row.before[:, column].max())],
             "after": [float(end) for end in (after[:, column].min(), after[:, column].max())],
-            "gain_at_default_bias": gain_at(DEFAULT_BIAS, experiment.input_gates, after[:, column]),
+            "gain_at_default_bias": float(np.interp(DEFAULT_BIAS, experiment.input_gates, after[:, column])),
             "half_gain_input_gate": half_gain(experiment.input_gates, after[:, column]),
         }
         for row in maps
         for eps, after in row.after.items()
     ]
-
-
-def _grid(name: str, text: str, step: float) -> tuple[float, ...]:
-    """Return the values of LOW:HIGH, both ends included, `step` apart."""
-    low_text, colon, high_text = text.partition(":")
-    if not colon:
-        raise InputError(f"{name} is {text!r}: it must be LOW:HIGH, such as -12:8")
-    low, high = _number(name, low_text), _number(name, high_text)
-    if not low < high:
-        raise InputError(f"{name} is {text!r}: its first value must be less than its second")
-    if not 0 < step <= (high - low):
-        raise InputError(f"step is {step:g}: it must be more than 0 and at most the range of {name}, {high - low:g}")
-    count = round((high - low) / step) + 1
-    if count > MOST_VALUES:
-        raise InputError(f"step is {step:g}: it makes {count} values of {name}, and there may be {MOST_VALUES}")
-    return tuple(low + (high - low) * n / (count - 1) for n in range(count))
-
-
-def _number(name: str, text: str) -> float:
-    import math
-
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise InputError(f"{name} is {text.strip()!r}: it must be a number")
-    return value

@@ -68,8 +68,8 @@ class Experiment:
         soft_cap: c of the cap of both gates; None for none.
     """
 
-    input_gates: tuple[float, ...]
-    forget_gates: tuple[float, ...]
+    input_gates: tuple[float, ...] = tuple(np.arange(-12.0, 8.25, 0.25).tolist())
+    forget_gates: tuple[float, ...] = tuple(np.arange(-5.0, 12.25, 0.25).tolist())
     seq_len: int = 512
     d_qk: int = 128
     d_hv: int = 128
@@ -168,12 +168,6 @@ def half_gain(input_gates: Sequence[float], gain: Array) -> float | None:
         return None
     low, high = gain[first - 1], gain[first]
     return float(np.interp(half, (low, high), (input_gates[first - 1], input_gates[first])))
-
-
-def gain_at(input_gate: float, input_gates: Sequence[float], gain: Array) -> float | None:
-    """Return a gain (input gates,) at one i~, interpolated linearly; None outside of the grid."""
-    inside = input_gates[0] <= input_gate <= input_gates[-1]
-    return float(np.interp(input_gate, input_gates, gain)) if inside else None
 
 
 def _decay(scores: Array, v: Array, f: float, norm: Norm) -> _Decayed:
