@@ -66,23 +66,10 @@ def records(table: pd.DataFrame) -> list[dict[str, Any]]:
     Raises:
         ValueError: what should be JSON is none.
     """
-    return [
-        {str(name): _plain(_from_json(value) if name in JSON_COLUMNS else value) for name, value in record.items()}
-        for record in table.to_dict("records")
-    ]
-
-
-def _from_json(value: Any) -> Any:
-    return json.loads(value) if isinstance(value, str) else value
-
-
-def _plain(value: Any) -> Any:
-    """Return a cell as Python has it: None where it is missing, no numpy scalar."""
-    import pandas as pd
-
-    if isinstance(value, (list, dict)):
-        return cast("Any", value)
-    return None if pd.isna(value) else value.item() if hasattr(value, "item") else value
+    table = table.astype(object).where(table.notna(), None)
+    for name in table.columns.intersection(JSON_COLUMNS):
+        table[name] = [json.loads(value) if isinstance(value, str) else value for value in table[name]]
+    return cast("list[dict[str, Any]]", table.to_dict("records"))
 
 
 def flat(table: pd.DataFrame) -> pd.DataFrame:
