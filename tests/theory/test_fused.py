@@ -12,10 +12,10 @@ from tflabench.kernels.common.sizes import Device, Sizes, in_steps
 from tflabench.kernels.scalar.plan import hopper as plans
 from tflabench.kernels.scalar.plan.hopper import Kernel, TileGradients, Walk
 from tflabench.kernels.scalar.plan.hopper_shapes import TILE, WalkShape
-from tflabench.problem import InputError, Problem
+from tflabench.problem import Problem
 from tflabench.theory import fused, walk_counts
 from tflabench.theory.call_cost import call_cost
-from tflabench.theory.hardware import Ceilings, Gpu, find
+from tflabench.theory.hardware import Ceilings, find
 from tflabench.theory.launches import Modelled
 from tflabench.theory.walk_counts import step_bytes, tensor_bytes
 
@@ -431,7 +431,7 @@ def test_heads_of_32_are_made_tile_by_tile_backward_and_two_programs_share_a_mul
         Sizes(4, 128, 1, 8192, 32, 32), Device(90, 132), 8192, gate_gradients=True, of_last_n=True
     )
     assert of_last_n.by_tiles is None
-    assert fused.waves(p, SIG, 8192, H200)["h"] == 4 * 128 / 132 / 2
+    assert waves(p, SIG, 8192)["h"] == 4 * 128 / 132 / 2
     (h,) = walks(p.with_(pass_="fw"))
     assert (h.resident, h.programs, h.shape) == (2, 264, WalkShape.of(64, 64, sums=False))
     assert walks(FIG_4)[0].resident == 1
@@ -456,19 +456,23 @@ def test_a_wide_state_is_one_of_several_programs():
     assert (narrow.pieces, wide.pieces) == (1, 4)
 
 
+def waves(problem, kernel, chunk_size) -> dict[str, float]:
+    """Return how often the programs of each walk, or of a kernel in its place, fill an H200."""
+    kernels = fused.launched(problem, kernel, chunk_size, Device(90, 132))
+    return {walk.name: walk.items / (132 * walk.resident) for walk in kernels}
+
+
 def test_waves_are_programs_over_multiprocessors():
-    four_heads = fused.waves(shared(Problem(16, 64, 4096, 64, 64, pass_="fwbw"), 64), SIG, 4096, H200)
+    four_heads = waves(shared(Problem(16, 64, 4096, 64, 64, pass_="fwbw"), 64), SIG, 4096)
     by_tiles = {"dq, dk, dv": 16 * 64 * 64 / 64 / 132}
     assert four_heads == dict.fromkeys(("h", "C of tiles", "dC of tiles"), 256 / 132) | by_tiles
-    assert list(fused.waves(FIG_4.with_(pass_="fwbw"), FIXED, 4096, H200)) == [
+    assert list(waves(FIG_4.with_(pass_="fwbw"), FIXED, 4096)) == [
         "h",
         "dq",
         "dk, dv",
     ]
-    assert fused.waves(FIG_4, SIG, 4096, H200) == {"h": 256 / 132}
-    assert fused.waves(WIDE.with_(pass_="fwbw"), SIG, 4096, H200)["dv"] == 64 * 2 * 4 / 132
-    with pytest.raises(InputError, match="multiprocessors of mine is not known"):
-        fused.waves(FIG_4, SIG, 4096, Gpu("mine", Ceilings(100e12, 1e12, "given", "")))
+    assert waves(FIG_4, SIG, 4096) == {"h": 256 / 132}
+    assert waves(WIDE.with_(pass_="fwbw"), SIG, 4096)["dv"] == 64 * 2 * 4 / 132
 
 
 def test_the_chunk_size_is_the_one_that_the_kernels_choose():

@@ -49,8 +49,8 @@ def optimal_chunk(  # noqa: PLR0913  options
     """Give the chunk size L of least theoretical runtime, and the kernel of ours that would run.
 
     Measured optima lie lower, at 128 to 256 on an H100 (paper, App. G.4): the paper's model knows no pointwise units
-    and no tile shapes, and takes a call for one kernel. The calibrated model knows them, and its L is printed too.
-    Either curve is flat, so measure: tflabench sweep --preset chunk.
+    and no tile shapes, and takes a call for one kernel. The calibrated model, which chooses L for our Triton kernels,
+    knows them. Either curve is flat, so measure: tflabench sweep --preset chunk.
     """
     from tflabench.theory import chunk_size as chunks
     from tflabench.theory.cost import GATES
@@ -99,7 +99,7 @@ def optimal_chunk(  # noqa: PLR0913  options
 
 def _document(chip: Gpu, tradeoff: Tradeoff, recommended: int) -> dict[str, Any]:
     """Return the answer for one GPU and problem, as --json prints it but for the memory budget."""
-    from tflabench.conclusions.advise import optima
+    from tflabench.conclusions.advise import kernel_of_ours
     from tflabench.theory.chunk_size import chunk_sizes
 
     problem = tradeoff.problem
@@ -117,7 +117,7 @@ def _document(chip: Gpu, tradeoff: Tradeoff, recommended: int) -> dict[str, Any]
         "gate": tradeoff.gate,
         "problem": asdict(problem),
         "gpu": asdict(chip),
-        **optima(problem, tradeoff.gate, chip, recommended),
+        "kernel": kernel_of_ours(problem, tradeoff.gate, chip, recommended),
         "chunk_sizes": [_at(tradeoff, size) for size in sizes],
         "counts": tradeoff.counts,
         "causal_factor": tradeoff.causal_factor,
@@ -141,7 +141,7 @@ def _table_of_best(lines: Sequence[dict[str, Any]]) -> FittedTable:
 
 
 def _text(title: str, tradeoff: Tradeoff, document: dict[str, Any]) -> Iterator[RenderableType]:
-    """Yield the answer in one sentence, a table of chunk sizes, and the optima by equation and kernel."""
+    """Yield the answer in one sentence, a table of chunk sizes, and the optima by equation."""
     from rich.text import Text
 
     recommended, rows = document["recommended"], document["chunk_sizes"]
@@ -149,7 +149,7 @@ def _text(title: str, tradeoff: Tradeoff, document: dict[str, Any]) -> Iterator[
     yield Text(
         f"Of the powers of two{fits}, L = {recommended} takes the least upper time in theory on "
         f"{document['gpu']['name']}: {document['predicted_ms_lower']:.3g} to {document['predicted_ms_upper']:.3g} ms, "
-        f"{size_in_words(document['memory_bytes'])}; {_ours(document)}.",
+        f"{size_in_words(document['memory_bytes'])}; {_ours(document['kernel'])}.",
         style="bold green",
     )
     yield f"\n{title}"
@@ -160,22 +160,21 @@ def _text(title: str, tradeoff: Tradeoff, document: dict[str, Any]) -> Iterator[
         f"{ceilings.flops_per_s / 1e12:g} TFLOP/s, {ceilings.bytes_per_s / 1e12:g} TB/s, "
         f"I_acc {ceilings.intensity:.1f} FLOP/B ({ceilings.provenance}: {ceilings.source})"
     )
-    yield from _optima(tradeoff, document)
+    yield from _optima(tradeoff)
 
 
-def _ours(document: dict[str, Any]) -> str:
+def _ours(kernel: dict[str, Any]) -> str:
     """Return which kernel of ours would run there, and what L is to it."""
-    kernel, fused = document["kernel"], document["fused"]
     if not kernel["implementation"]:
         return f"no kernel of ours runs there ({kernel['refused']})"
-    if fused and kernel["chunk_size"] == fused["chunk_size"]:
-        segments = f"{fused['segments']} segment{'s' if fused['segments'] > 1 else ''}"
+    if count := kernel["segments"]:
+        segments = f"{count} segment{'s' if count > 1 else ''}"
         return f"our {kernel['implementation']} needs no such L: it cuts T into {segments} of {kernel['chunk_size']}"
     return f"our {kernel['implementation']} would run with L = {kernel['chunk_size']}"
 
 
-def _optima(tradeoff: Tradeoff, document: dict[str, Any]) -> Iterator[str]:
-    """Yield the best L by equation and by kernel, a line each."""
+def _optima(tradeoff: Tradeoff) -> Iterator[str]:
+    """Yield the best L by equation, a line each."""
     from tflabench.theory.cost import GATES
 
     low, high = tradeoff.within()
@@ -184,18 +183,6 @@ def _optima(tradeoff: Tradeoff, document: dict[str, Any]) -> Iterator[str]:
     yield f"{f'fewest FLOPs ({eq_111})':30}L = {tradeoff.flop_optimal:.1f}"
     yield f"{f'least runtime ({eq_121})':30}L = {tradeoff.runtime_optimal:.1f}, within 5% from {low} to {high}"
     yield f"least runtime, all overlapped L = {tradeoff.overlapped_optimal:.1f}"
-    if triton := document["calibrated"]:
-        most = max(triton["ms_by_term"], key=triton["ms_by_term"].__getitem__)
-        yield (
-            f"{'bundled kernels, calibrated':30}L = {triton['chunk_size']}: {triton['predicted_ms']:.3g} ms, "
-            f"most of it {most}"
-        )
-    if fused := document["fused"]:
-        waves = ", ".join(f"{name} {waves:.2g}" for name, waves in fused["waves"].items())
-        yield (
-            f"{'fused kernels, all overlapped':30}L = {fused['chunk_size']}: {fused['predicted_ms_lower']:.3g} ms, "
-            f"{fused['segments']} segment{'s' if fused['segments'] > 1 else ''}; waves of programs: {waves}"
-        )
 
 
 def _table(tradeoff: Tradeoff, rows: Sequence[dict[str, Any]], recommended: int) -> FittedTable:

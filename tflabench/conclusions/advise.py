@@ -3,8 +3,8 @@
 Time is the calibrated model's (`tflabench.theory.calibrated`) where it knows kernel and GPU, else the paper's upper
 bound (nothing overlaps, eq. 116). Memory counts tensors: inputs, output, states, what a forward keeps for its backward.
 
-`optima` is the chunk size L of our kernels by the models that know them, and which of them runs on a GPU: the records
-of `tflabench optimal-chunk --json`. The paper's own optimum is `tflabench.theory.chunk_size`.
+`kernel_of_ours` is which of our kernels runs on a GPU, and with which chunk size L. The paper's own optimum is
+`tflabench.theory.chunk_size`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tflabench.theory.calibrated import Source, predict
 from tflabench.theory.chunk_size import TILE, chunk_sizes
 from tflabench.theory.hardware import Gpu
 from tflabench.theory.held_out import ModelError
-from tflabench.theory.launches import Algorithm, Modelled
+from tflabench.theory.launches import Modelled
 from tflabench.theory.roofline import TimeBounds
 
 FLOAT32_BYTES = 4
@@ -337,59 +337,34 @@ def _chunk_sizes(impl: Implementation, demand: Demand, gpu: Gpu) -> tuple[list[i
     return kept, [Refused(impl.name, size, reason) for size, reason in reasons.items()]
 
 
-def optima(problem: Problem, gate: str, gpu: Gpu, usual: int) -> dict[str, Any]:
-    """Return the L of least time of our Triton kernels ("calibrated"), that of "fused", and of the "kernel" that runs.
+def kernel_of_ours(problem: Problem, gate: str, gpu: Gpu, usual: int) -> dict[str, Any]:
+    """Return what implementation="auto" of our operations runs on a GPU, the L that it takes, and how many segments.
 
-    That one is what implementation="auto" of our operations runs on the GPU. Its name and L are None where none runs,
-    and "refused" says why the last one does not.
+    Segments are of the fused kernels, which need no L of their own. Name and L are None where no kernel runs, and
+    "refused" says why the last one does not.
 
     Args:
         usual: the L where neither a model nor the kernel has one.
     """
-    kernels = registry.tried_by_auto(gate)
-    by_algorithm = {impl.modelled.algorithm: impl for impl in kernels if impl.modelled}
-    models: dict[Algorithm, dict[str, Any] | None] = {
-        "tfla": _triton_chunk(by_algorithm.get("tfla"), problem, gpu),
-        "fused": _fused_chunk(by_algorithm.get("fused"), problem, gate, gpu),
-    }
     refusal = "there are none of this gate"
-    running = None
-    for impl in kernels:
-        model = models.get(impl.modelled.algorithm) if impl.modelled else None
-        default = impl.usual_chunk_size(problem) if impl.usual_chunk_size else usual
-        size = model["chunk_size"] if model else default
+    for impl in registry.tried_by_auto(gate):
+        size, segments = usual, None
+        if impl.usual_chunk_size:
+            size = impl.usual_chunk_size(problem)
+        if impl.modelled and impl.modelled.algorithm == "tfla":
+            size = _least_time(impl, problem, gpu) or size
+        elif impl.modelled and not impl.refusal_on(problem, gpu):
+            size = fused.chosen_chunk_size(problem, Modelled("fused", gate), gpu)
+            segments = fused.segments(problem, size)
         refusal = impl.refusal_on(problem.with_(chunk_size=size), gpu)
         if refusal is None:
-            running = impl.name, size
-            break
-    name, size = running or (None, None)
-    kernel = {"implementation": name, "chunk_size": size, "refused": refusal}
-    return {"kernel": kernel, "calibrated": models["tfla"], "fused": models["fused"]}
+            return {"implementation": impl.name, "chunk_size": size, "segments": segments, "refused": None}
+    return {"implementation": None, "chunk_size": None, "segments": None, "refused": refusal}
 
 
-def _triton_chunk(impl: Implementation | None, problem: Problem, gpu: Gpu) -> dict[str, Any] | None:
+def _least_time(impl: Implementation, problem: Problem, gpu: Gpu) -> int | None:
     """Return the L of least time of Triton kernels by the calibrated model; None where that does not apply."""
-    if impl is None:
-        return None
-    sizes = chunk_sizes(problem.seq_len)
-    at = {size: problem.with_(chunk_size=size) for size in sizes}
-    predicted = {size: predict(impl.modelled, impl.count(at[size]), at[size], gpu) for size in sizes}
-    best = min(sizes, key=lambda size: predicted[size].seconds)
-    if predicted[best].source != "calibrated model":
-        return None
-    by_term = {term: seconds * 1e3 for term, seconds in predicted[best].terms.items()}
-    return {"chunk_size": best, "predicted_ms": sum(by_term.values()), "ms_by_term": by_term}
-
-
-def _fused_chunk(impl: Implementation | None, problem: Problem, gate: str, gpu: Gpu) -> dict[str, Any] | None:
-    """Return the L that fused kernels choose, and what it takes; None where they do not run."""
-    if impl is None or impl.refusal_on(problem, gpu):
-        return None
-    kernel = Modelled("fused", gate)
-    chosen = fused.chosen_chunk_size(problem, kernel, gpu)
-    return {
-        "chunk_size": chosen,
-        "segments": fused.segments(problem, chosen),
-        "predicted_ms_lower": fused.runtime(problem.with_(chunk_size=chosen), kernel, gpu) * 1e3,
-        "waves": fused.waves(problem, kernel, chosen, gpu),
-    }
+    at = {size: problem.with_(chunk_size=size) for size in chunk_sizes(problem.seq_len)}
+    predicted = {size: predict(impl.modelled, impl.count(of), of, gpu) for size, of in at.items()}
+    best = min(at, key=lambda size: predicted[size].seconds)
+    return best if predicted[best].source == "calibrated model" else None

@@ -259,21 +259,6 @@ def _pointwise(name: str, steps: float, step_bytes: float) -> Launch:
     return Launch(name, 1, 1, {}, {"inputs and outputs": steps * step_bytes})
 
 
-def waves(problem: Problem, kernel: Modelled, chunk_size: int, gpu: Gpu) -> dict[str, float]:
-    """Return how often the programs of each walk, or of a kernel in its place, fill the chip.
-
-    Those of h are of all segments but a concurrent first one.
-
-    Raises:
-        InputError: the GPU's multiprocessors are not known.
-    """
-    if not gpu.multiprocessors:
-        raise InputError(f"the number of multiprocessors of {gpu.name} is not known: name another GPU")
-    device = Device(USUAL.architecture, gpu.multiprocessors)
-    kernels = launched(problem, kernel, chunk_size, device)
-    return {walk.name: walk.items / (gpu.multiprocessors * walk.resident) for walk in kernels}
-
-
 def runtime(problem: Problem, kernel: Modelled, gpu: Gpu, *, overlapped: bool = True) -> float:
     """Seconds at `problem.chunk_size`, of walks over whole waves; see the module's text.
 
