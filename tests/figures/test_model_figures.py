@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 
 from tflabench.cli.main import app
 from tflabench.figures import paper
-from tflabench.figures.model import Band, Curve, Figure, Ring
+from tflabench.figures.model import Band, Circle, Curve, Figure
 from tflabench.problem import InputError, Problem
 from tflabench.rows.load import read_rows
 from tflabench.rows.schema import Row
@@ -114,7 +114,7 @@ class TestPaper:
     def test_flops_have_their_least_at_the_ring_and_end_near_the_parallel_form(self):
         figure = paper.fig15("sig", "fw")
         curve = named(figure)["F_causal = 0.5"]  # of the last panel: d_qk = 64, d_hv = 128
-        ring = min((note for note in figure.panels[2].items if isinstance(note, Ring)), key=lambda note: -note.x)
+        ring = min((note for note in figure.panels[2].items if isinstance(note, Circle)), key=lambda note: -note.x)
         assert ring.y == pytest.approx(np.min(curve.y), rel=1e-3)
         ends = [own for own in figure.panels[2].items if isinstance(own, Curve) and not own.joined]
         assert curve.y[-1] == pytest.approx(ends[0].y[0], rel=0.02)

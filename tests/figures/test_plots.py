@@ -14,7 +14,7 @@ from synthetic import write
 from tflabench import figures
 from tflabench.figures import axes, facets, looks, matplotlib_renderer
 from tflabench.figures.highlights import MOST
-from tflabench.figures.model import Band, Bars, Cross, Curve, Ring
+from tflabench.figures.model import Band, Bars, Circle, Cross, Curve
 from tflabench.figures.quantities import AXES, WORDS
 from tflabench.implementations import registry
 from tflabench.problem import InputError
@@ -277,7 +277,7 @@ def test_the_tradeoff_has_runtime_left_memory_right_and_rings_the_least_runtime(
     forward = figure.rows[figure.rows["pass"] == "fw"].sort_values("chunk_size")
     (memory,) = items(right, Curve)
     np.testing.assert_allclose(memory.y, forward["peak_bytes"] / 2**30)
-    (ring,) = items(left, Ring)
+    (ring,) = items(left, Circle)
     assert ring.y == forward["ms_median"].min()
     assert f"fastest forward at L\u00a0=\u00a0{ring.x:.0f}, forward + backward at L" in figure.title
 

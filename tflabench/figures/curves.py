@@ -15,7 +15,7 @@ from tflabench.figures.captions import caption, legend_name, missing, places, pr
 from tflabench.figures.facets import Slice, split
 from tflabench.figures.highlights import NEAR, chosen, device_name, finding, near, title
 from tflabench.figures.looks import DARK_GREY, GREY, Look, owners
-from tflabench.figures.model import Band, Bars, Cross, Curve, Figure, Ink, Item, Key, Panel, Ring
+from tflabench.figures.model import Band, Bars, Circle, Cross, Curve, Figure, Ink, Item, Key, Panel
 from tflabench.figures.quantities import (
     AXES,
     ERROR,
@@ -312,7 +312,7 @@ def tradeoff(stem: str, source: Source, part: Slice, name: str) -> Figure:
             panels.append(replace(panel, x=replace(panel.x, ticks=ticks), items=tuple(nameless)))
         if len(done := rows[rows["status"] == "ok"]):
             least = done.loc[done["ms_median"].idxmin()]
-            ring = Ring(least[part.axis], least["ms_median"] / charts[0].size, look.ink.colour)
+            ring = Circle(least[part.axis], least["ms_median"] / charts[0].size, look.ink.colour)
             panels[-2] = replace(panels[-2], items=(*panels[-2].items, ring))
             best.append(f"{PASSES[pass_]} at L\u00a0=\u00a0{ring.x:.0f}")
     fastest = f": fastest {', '.join(best)}" if best else ""
@@ -323,7 +323,7 @@ def tradeoff(stem: str, source: Source, part: Slice, name: str) -> Figure:
         panels=tuple(panels),
         columns=2,
         keys=keys(charts[0], panels),
-        caption=("Ring: the least runtime.", *notes(charts[0], source, panels)),
+        caption=("Circle: the least runtime.", *notes(charts[0], source, panels)),
         rows=part.rows,
         height=1.3,
     )

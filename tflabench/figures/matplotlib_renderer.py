@@ -24,7 +24,7 @@ from matplotlib.ticker import NullLocator
 from tflabench.figures import model
 from tflabench.figures.axes import CROSS_LEVEL, linear_ticks, log_ticks
 from tflabench.figures.captions import shorten
-from tflabench.figures.model import Axis, Bars, Cross, Curve, Figure, HeatMap, Ink, Key, Panel, Ring, Rule
+from tflabench.figures.model import Axis, Bars, Circle, Cross, Curve, Figure, HeatMap, Ink, Key, Panel, Rule
 
 WIDTH = 85 / 25.4  # inches
 DPI = 360  # 1,200 pixels across
@@ -214,12 +214,12 @@ def _heat_map(ax: Axes, heat: HeatMap) -> None:
         bar.ax.set_xlabel(heat.label, loc="left", labelpad=5)
 
 
-def _ring(ax: Axes, ring: Ring) -> None:
+def _ring(ax: Axes, ring: Circle) -> None:
     ax.plot([ring.x], [ring.y], "o", ms=7, mfc="none", mec=ring.colour, mew=0.7, zorder=2.3)
 
 
 DRAWN: dict[type, Callable[[Axes, Any], None]] = {
-    model.Band: _band, Bars: _bars, Cross: _cross, Curve: _curve, HeatMap: _heat_map, Ring: _ring, Rule: _rule,
+    model.Band: _band, Bars: _bars, Cross: _cross, Curve: _curve, HeatMap: _heat_map, Circle: _ring, Rule: _rule,
 }  # fmt: skip
 
 

@@ -111,8 +111,8 @@ class Cross:
 
 
 @dataclass(frozen=True)
-class Ring:
-    """A ring around a point."""
+class Circle:
+    """A circle around a point."""
 
     x: float
     y: float
@@ -152,7 +152,7 @@ class HeatMap:
     label: str = ""
 
 
-Item = Curve | Band | Rule | Cross | Ring | Bars | HeatMap
+Item = Curve | Band | Rule | Cross | Circle | Bars | HeatMap
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ import numpy as np
 
 from tflabench.figures.axes import held, linear, logarithmic, powers, upwards
 from tflabench.figures.looks import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION, looks
-from tflabench.figures.model import Axis, Band, Curve, Figure, Ink, Item, Key, Numbers, Panel, Ring, Rule
+from tflabench.figures.model import Axis, Band, Circle, Curve, Figure, Ink, Item, Key, Numbers, Panel, Rule
 from tflabench.figures.quantities import AXES, PASSES, Rows, days, drawable
 from tflabench.figures.roofline import ink, intensity_rules, roofs, short, sources, under
 from tflabench.implementations import registry
@@ -243,7 +243,7 @@ def _of_the_paper(drawn: Callable[[FigureRequest], Figure]) -> Callable[..., Fig
 def fig15(variant: FigureRequest) -> Figure:
     """Return FLOPs of one head and sequence over L, for three head sizes and F_causal 0.5, 0.66 and 1."""
     panels = [_flops_panel(variant, d_qk, d_hv) for d_qk, d_hv in ((256, 512), (128, 256), (64, 128))]
-    least = [item.x for panel in panels for item in panel.items if isinstance(item, Ring)]
+    least = [item.x for panel in panels for item in panel.items if isinstance(item, Circle)]
     return variant.figure(
         f"FLOPs are fewest at an L of {min(least):.0f} to {max(least):.0f}",
         setting="T = 8192, one head and sequence",
@@ -271,7 +271,7 @@ def _flops_panel(variant: FigureRequest, d_qk: int, d_hv: int) -> Panel:
             Curve(f"F_causal = {factor:g}", sizes, gflops("chunkwise", sizes, factor), line, "theory"),
             Curve("", [T], [gflops("parallel", T, factor)], Ink(line.colour, "diamond"), joined=False, hollow=[True]),
         ]
-        rings.append(Ring(least, gflops("chunkwise", least, factor), line.colour))
+        rings.append(Circle(least, gflops("chunkwise", least, factor), line.colour))
     rules = [Rule("y", gflops("recurrent", T), "recurrent form", Ink("#767676", dash="dash"))]
     if variant.has_fused:
         tiled = (
@@ -348,7 +348,7 @@ def _runtime(sweep: MeasuredSweep, tradeoff: Tradeoff, gpu: Gpu, sizes: np.ndarr
     home = sweep.gpu and short(sweep.gpu) == short(gpu)
     role = "context" if sweep.gpu and not home else "theory"
     yield Curve(f"{short(gpu)}: L = {best:.0f}", sizes, time.upper * 1e3, look, role)
-    yield Ring(best, float(tradeoff.time(best).upper) * 1e3, look.colour)
+    yield Circle(best, float(tradeoff.time(best).upper) * 1e3, look.colour)
     if home:
         yield Band(sizes, time.lower * 1e3, time.upper * 1e3, look.colour)
 
@@ -422,9 +422,9 @@ def fig20(variant: FigureRequest) -> Figure:
         items[rate].append(line.curve(line.sizes, count / line.ms / 1e9))
         items[work] += [] if line.chunkwise else [line.curve(line.sizes, count / 1e12)]
         items[runtime].append(line.curve(line.sizes, line.ms))
-        items[runtime].append(Ring(line.sizes[line.best], line.ms[line.best]))
+        items[runtime].append(Circle(line.sizes[line.best], line.ms[line.best]))
     if not sweep.gpu:
-        items[runtime].append(Ring(best, float(tradeoff.time(best).upper) * 1e3))
+        items[runtime].append(Circle(best, float(tradeoff.time(best).upper) * 1e3))
     measured = [MEASURED] if sweep.gpu else []
     return variant.figure(
         f"the rate rises with L, but the runtime is least at L = {best:.0f}",
