@@ -167,7 +167,7 @@ class TestPaper:
     def test_the_fastest_measured_chunk_size_lies_at_the_intensity_of_its_gpu(self, results):
         points = [own for own in items(paper.fig22("sig", "fw", read_rows(results)), Curve) if own.name]
         assert [(own.label, list(own.x), list(own.y)) for own in points] == [
-            ("tfla_sig_xl: 256", [find("H200").ceilings.intensity], [256])
+            ("TFLA xl_chunk: 256", [find("H200").ceilings.intensity], [256])
         ]
 
     def test_fused_rows_have_the_flops_of_fused_kernels(self, results):

@@ -323,7 +323,7 @@ def tradeoff(stem: str, source: Source, part: Slice, name: str) -> Figure:
         panels=tuple(panels),
         columns=2,
         keys=keys(charts[0], panels),
-        caption=("Circle: the least runtime.", *notes(charts[0], source, panels)),
+        caption=("Ring: the least runtime.", *notes(charts[0], source, panels)),
         rows=part.rows,
         height=1.3,
     )
