@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from stand_in import IMPLEMENTATIONS, start_quick
@@ -52,19 +53,21 @@ def test_a_task_has_a_device_a_run_rows_and_an_end():
     assert {row.run_id for row in rows} == {e.run_id for e in events if isinstance(e, RunDescription)}
 
 
-def test_ceilings_are_measured_once_for_a_device(monkeypatch):
-    asked: list[set[str]] = []
+def test_ceilings_are_measured_once_for_a_device_while_nothing_warms_up(monkeypatch):
+    order: list[str] = []
 
-    def count(machine: Machine, dtypes: set[str], run: Any) -> Any:
-        asked.append(dtypes)
-        return ceilings_of(machine, dtypes, run)
+    def noted(*arguments: Any) -> Any:
+        order.append("ceilings")
+        return ceilings_of(*arguments)
 
-    monkeypatch.setattr("tflabench.bench.station.ceilings_of", count)
+    monkeypatch.setattr("tflabench.bench.station.ceilings_of", noted)
     with station() as here:
+        here.wait(0)
+        here._warm_up = Mock(pause=lambda: order.append("pause"))
         for number in (1, 2):
             rows = [event for event in here.measure(task(number)) if isinstance(event, Row)]
             assert {str(row.ceilings).partition(":")[0] for row in rows} == {"measured"}
-    assert len(asked) == 1
+    assert order == ["pause", "ceilings"]
 
 
 def test_it_takes_all_tasks_once_it_is_ready_and_tells_what_it_is_at():
