@@ -28,8 +28,8 @@ from .checks import (
     check_inputs,
     check_is_gate,
     check_name,
-    check_no_others,
     check_one_dtype,
+    check_options,
     check_scale,
     check_skip,
     check_state,
@@ -179,8 +179,7 @@ def compute(
     names: tuple[str, str] = ("f", "i"), skip: Tensor | None = None, return_last_state: bool,
 ) -> Any:  # fmt: skip
     """Return what `chunkwise` returns, for an operation that calls its gates by other names."""
-    if unknown := [name for name in options if name not in Options.__annotations__]:
-        check_no_others(unknown, Options.__annotations__)
+    check_options(options, Options.__annotations__)
     chosen = _Chosen(**options)
     with context.checks(chosen.group):
         check_name("layout", chosen.layout, ("bhtd", "bthd"))

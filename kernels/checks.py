@@ -166,9 +166,9 @@ def check_chunk_size(chunk_size: Any) -> None:
         raise ValueError(f"chunk_size is {chunk_size}: it must be at least 1")
 
 
-def check_no_others(others: Iterable[str], known: Collection[str]) -> None:
+def check_options(options: Iterable[str], known: Collection[str]) -> None:
     """Raise TypeError for the first keyword that an operation does not know."""
-    for name in others:
+    for name in [name for name in options if name not in known]:
         close = get_close_matches(name, known, 1)
         hint = f" (did you mean {close[0]}?)" if close else ""
         raise TypeError(f"{name} is no option{hint}: it must be one of {', '.join(known)}")

@@ -18,8 +18,8 @@ from .checks import (
     check_is_gate,
     check_name,
     check_no_gradient,
-    check_no_others,
     check_one_dtype,
+    check_options,
     check_scale,
     check_skip,
     check_state,
@@ -94,8 +94,7 @@ def compute_step(
     """Return what `step` returns, for an operation that calls its gates by other names."""
     scale, out = options.pop("scale", None), options.pop("out", None)
     implementation = options.pop("implementation", "auto")
-    if options:
-        check_no_others(options, StepOptions.__annotations__)
+    check_options(options, StepOptions.__annotations__)
     check_inputs((q, k, v, f, i), gate, "BH", names)
     check_state("state", state, gate, q, v, v.shape[0])
     if out is not None:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tflabench.kernels.api import CommonOptions, compute, operation
 from tflabench.kernels.backends import autocast_dtype
-from tflabench.kernels.checks import check_between, check_no_others, check_tensor
+from tflabench.kernels.checks import check_between, check_options, check_tensor
 from tflabench.kernels.chunkwise_operator import wants_gradients
 from tflabench.kernels.context import checks
 from tflabench.kernels.state import State
@@ -98,8 +98,7 @@ def computed(
     options: Any, keywords: type,
 ) -> Any:  # fmt: skip
     """Return what a delta rule with gates of this class returns; `keywords` are those that it takes."""
-    if unknown := [name for name in options if name not in keywords.__annotations__]:
-        check_no_others(unknown, keywords.__annotations__)
+    check_options(options, keywords.__annotations__)
     start, group = getattr(options.get("initial_state"), "C", None), options.get("group")
     inside = group is None and not wants_gradients(q, k, v, g, beta, start)
     q, k, made = _prepared(q, k, beta, gate, g is not None, options, inside=inside)

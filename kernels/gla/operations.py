@@ -7,7 +7,7 @@ from typing import Unpack
 from torch import Tensor
 
 from tflabench.kernels.api import CommonOptions, compute, operation
-from tflabench.kernels.checks import check_no_others
+from tflabench.kernels.checks import check_options
 from tflabench.kernels.state import State
 from tflabench.kernels.step import StepOptions, compute_step
 from tflabench.kernels.types import GlaImplementation
@@ -52,8 +52,7 @@ def gla(
     Raises:
         TypeError, ValueError: see `chunkwise`.
     """
-    if unknown := [name for name in options if name not in GlaOptions.__annotations__]:
-        check_no_others(unknown, GlaOptions.__annotations__)
+    check_options(options, GlaOptions.__annotations__)
     return compute(q, k, v, g, None, GLA, options, names=NAMES, return_last_state=return_last_state)
 
 

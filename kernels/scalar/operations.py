@@ -13,7 +13,7 @@ with `return_last_state`. Steps take the same without T, and the state, which th
 
 from __future__ import annotations
 
-from typing import Literal, TypedDict, Unpack, cast, overload
+from typing import Any, Literal, TypedDict, Unpack, cast, overload
 
 import torch
 from torch import Tensor
@@ -24,9 +24,9 @@ from tflabench.kernels.checks import (
     check_mamba2,
     check_name,
     check_no_gradient,
-    check_no_others,
     check_not_negative,
     check_one_dtype,
+    check_options,
     check_per_head,
     heads_of,
 )
@@ -195,10 +195,8 @@ def mamba2_ssd(
     Returns:
         y, of the shape and dtype of x, or (y, State).
     """
-    if unknown := [name for name in options if name not in Mamba2Options.__annotations__]:
-        check_no_others(unknown, Mamba2Options.__annotations__)
-    D, z, dt_bias = options.pop("D", None), options.pop("z", None), options.pop("dt_bias", None)
-    gate = Gate("rate", "softplus" if options.pop("dt_softplus", False) else "step")
+    check_options(options, Mamba2Options.__annotations__)
+    gate, D, z, dt_bias = _mamba2_terms(options)
     layout = options.get("layout", "bhtd")
     with checks(options.get("group")):
         check_name("layout", layout, ("bhtd", "bthd"))
@@ -209,7 +207,6 @@ def mamba2_ssd(
     if dt_bias is not None:
         dt = add_bias(dt, dt_bias, head_axis=head_axis, plain=plain)
     skip, wide = (D, None) if D is None or D.dim() == 1 else (None, D)
-    options.setdefault("scale", 1.0)
     made = compute(C, B, x, A, dt, gate, options, skip=skip, return_last_state=return_last_state)
     y, last = made if return_last_state else (made, None)
     y = skip_and_gate(y, x, wide, z, head_axis=head_axis, plain=plain)
@@ -261,7 +258,7 @@ def retention_step(
 ) -> Tensor:
     """Compute h_t (B, H, d_hv) of `retention`, with log_decay (H,) or None, and replace the state."""
     if log_decay is None:
-        log_decay = retnet_log_decays(_heads(v), v.device, torch.promote_types(v.dtype, torch.float32))
+        log_decay = retnet_log_decays(heads_of(v, "bhd"), v.device, torch.promote_types(v.dtype, torch.float32))
     return compute_step(q, k, v, log_decay, None, state, RETENTION, options, names=("log_decay", "i"))
 
 
@@ -282,7 +279,7 @@ def lightning_attention_step(
     q: Tensor, k: Tensor, v: Tensor, slopes: Tensor, state: State, **options: Unpack[StepOptions]
 ) -> Tensor:
     """Compute h_t (B, H, d_hv) of `lightning_attention`, with slopes (H,), and replace the state."""
-    check_per_head("slopes", slopes, v, _heads(v))
+    check_per_head("slopes", slopes, v, heads_of(v, "bhd"))
     check_not_negative("slopes", slopes)
     return compute_step(q, k, v, -slopes, None, state, RETENTION, options)
 
@@ -296,10 +293,8 @@ def mamba2_ssd_step(
         x: (B, H, d_hv); dt: (B, H); A: (H,); B, C: (B, G, d_qk).
         options: `Mamba2Terms` has D, z, dt_bias and dt_softplus, `StepOptions` the others; `scale` is 1 if not given.
     """
-    if unknown := [name for name in options if name not in Mamba2StepOptions.__annotations__]:
-        check_no_others(unknown, Mamba2StepOptions.__annotations__)
-    D, z, dt_bias = options.pop("D", None), options.pop("z", None), options.pop("dt_bias", None)
-    gate = Gate("rate", "softplus" if options.pop("dt_softplus", False) else "step")
+    check_options(options, Mamba2StepOptions.__annotations__)
+    gate, D, z, dt_bias = _mamba2_terms(options)
     check_mamba2(x, dt, A, B, C, (D, z, dt_bias), "BH")
     if autocast_dtype(x) is None:
         check_one_dtype(x, B, C, "x, B, C")
@@ -307,7 +302,6 @@ def mamba2_ssd_step(
     if dt_bias is not None:
         dt = dt.to(torch.promote_types(dt.dtype, torch.float32)) + dt_bias
     skip, wide = (D, None) if D is None or D.dim() == 1 else (None, D)
-    options.setdefault("scale", 1.0)
     plain = options.get("implementation") == "reference"
     y = compute_step(C, B, x, A, dt, state, gate, cast("StepOptions", options), skip=skip)
     z = None if z is None else z[:, :, None]
@@ -315,6 +309,8 @@ def mamba2_ssd_step(
         return skip_and_gate(y[:, :, None], x[:, :, None], wide, z, head_axis=1, plain=plain)[:, :, 0]
 
 
-def _heads(v: Tensor) -> int:
-    """Return H of v (B, H, d_hv) of a step."""
-    return heads_of(v, "bhd")
+def _mamba2_terms(options: Any) -> tuple[Gate, Tensor | None, Tensor | None, Tensor | None]:
+    """Return the gate, D, z and dt_bias, taken out of the options of Mamba 2, and let `scale` be 1 if not given."""
+    options.setdefault("scale", 1.0)
+    gate = Gate("rate", "softplus" if options.pop("dt_softplus", False) else "step")
+    return gate, options.pop("D", None), options.pop("z", None), options.pop("dt_bias", None)

@@ -59,11 +59,11 @@ class TestLaunch:
 
 
 def test_a_gpu_of_which_too_little_is_known():
-    with pytest.raises(InputError, match="knows too little of mine: not its float32 rate, the number of"):
+    with pytest.raises(InputError, match="knows too little of mine: it needs float32_tflops and multi"):
         Chip.of(Gpu("mine", Ceilings(100e12, 1e12, "given", "")))
     gpu = from_device_name("AMD Instinct MI300X")
     assert gpu
-    with pytest.raises(InputError, match="MI300X: not its float32 rate; add it"):
+    with pytest.raises(InputError, match="MI300X: it needs float32_tflops"):
         Chip.of(gpu)
 
 

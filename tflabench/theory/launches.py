@@ -82,21 +82,11 @@ class Chip:
         Raises:
             InputError: too little is known of the GPU.
         """
-        lacking = [
-            name
-            for name, value in (
-                ("its float32 rate", gpu.float32_flops_per_s),
-                ("the number of its multiprocessors", gpu.multiprocessors),
-            )
-            if not value
-        ]
-        if lacking:
+        if not gpu.float32_flops_per_s or not gpu.multiprocessors:
             raise InputError(
-                f"the calibrated model knows too little of {gpu.name}: not {', '.join(lacking)}; "
-                "add it in tflabench/theory/hardware.py"
+                f"the calibrated model knows too little of {gpu.name}: it needs float32_tflops and multiprocessors "
+                "of it, in a .toml file (docs/theory.md)"
             )
-        assert gpu.float32_flops_per_s
-        assert gpu.multiprocessors
         vector = gpu.float32_flops_per_s / 2
         return cls(ceilings or gpu.ceilings, vector, gpu.multiprocessors, capability=gpu.capability or HOPPER)
 

@@ -81,7 +81,6 @@ class TileConfig:
         h, dq, dk, dv: tiling of the four parallel kernels.
         forward_states, backward_states: tiling of the state walks.
         programs: the state walk is cut into segments of the sequence until it has about this many programs.
-        keep_states: keep the chunk states for backward instead of computing them again.
     """
 
     h: Tiles
@@ -91,7 +90,6 @@ class TileConfig:
     forward_states: StateTiles
     backward_states: StateTiles
     programs: int = 264
-    keep_states: bool = False
 
     def shared_bytes(self, size: int, architecture: int) -> int:
         """Return the shared memory of the program that takes most, for elements of `size` bytes."""

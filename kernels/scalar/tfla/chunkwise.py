@@ -84,23 +84,14 @@ def takes_documents(bounds: list[int], q: Tensor, v: Tensor, *, states: bool, le
 
 
 def empty_saved(q: Tensor, v: Tensor, options: KernelOptions) -> tuple[Tensor, ...]:
-    """Return tensors as `forward` saves them, uninitialised.
-
-    These are 1 / denominator of a normalised gate, then chunk states if they are kept.
-    """
-    batch, heads, steps, d_hv = v.shape
-    d_qk, gate, config, bounds = q.shape[-1], options.gate, options.config, options.bounds
-    L = fitting_documents(bounds, options.chunk_size) if bounds else options.chunk_size  # of more than T, one chunk
-    T = L * tiles_of(bounds, L) if bounds else steps
-    shapes: list[tuple[tuple[int, ...], torch.dtype]] = []
-    if gate.normalize:
-        shapes.append(((batch, heads, T), torch.float32))
-    if config is not None and config.keep_states:
-        lead = (batch, heads, cdiv(T, L), d_qk)
-        shapes.append(((*lead, d_hv), _stored(q.dtype, options.state_dtype)))
-        if gate.normalize:
-            shapes.append((lead, torch.float32))
-    return tuple(q.new_empty(shape, dtype=dtype) for shape, dtype in shapes)
+    """Return what `forward` saves, uninitialised: of a normalised gate 1 / denominator."""
+    if not options.gate.normalize:
+        return ()
+    batch, heads, T, _ = v.shape
+    if options.bounds:
+        L = fitting_documents(options.bounds, options.chunk_size)
+        T = L * tiles_of(options.bounds, L)
+    return (q.new_empty((batch, heads, T), dtype=torch.float32),)
 
 
 def forward(arguments: Arguments, options: KernelOptions) -> tuple[Tensor, State | None, tuple[Tensor, ...]]:
@@ -128,11 +119,9 @@ def forward(arguments: Arguments, options: KernelOptions) -> tuple[Tensor, State
         initial = options.exchange(walked(initial, None)[2])
     call, states, last = walked(initial, _stored(q.dtype, options.state_dtype))
     h, inverse = hidden(call, inputs, EdgeStates(states.states, states.n_states, initial is not None))
-    kept = (states.states, states.n_states) if call.plan.config.keep_states else ()
-    saved = tuple(x for x in (inverse, *kept) if x is not None)
     h = made_like(h, arguments.v)
     assert h is not None
-    return h, last if options.return_last_state else None, saved
+    return h, last if options.return_last_state else None, () if inverse is None else (inverse,)
 
 
 def backward(
@@ -150,13 +139,8 @@ def backward(
     plan = call.plan
     C_0, n_0 = _matrices(initial)
     dtype = _stored(q.dtype, options.state_dtype)
-    kept = list(saved)
-    inputs = Inputs(q, k, v, _weights(skip), dh, inverse=kept.pop(0) if gate.normalize else None)
-
-    if plan.config.keep_states:
-        states, n_states = kept[0], kept[1] if gate.normalize else None
-    else:
-        states, n_states, *_ = walk(call, plan.forward_states, ChunkInputs(k, v, C_0, n_0), dtype)
+    inputs = Inputs(q, k, v, _weights(skip), dh, inverse=saved[0] if gate.normalize else None)
+    states, n_states, *_ = walk(call, plan.forward_states, ChunkInputs(k, v, C_0, n_0), dtype)
     side = ChunkInputs(q, dh, inverse_denominator=inputs.inverse, other=states, reverse=True)
     dC, dn = _matrices(d_last)
     if options.exchange is not None:

@@ -120,16 +120,6 @@ def test_tensors_may_begin_anywhere() -> None:
         assert torch.equal(x, wanted[name]), name
 
 
-def test_kept_states_change_nothing() -> None:
-    case = small(gate="exp")
-    inputs, grads = draw(case)
-    default = TileConfig.for_shape(case.d_qk, case.d_hv, case.dtype, case.L, 90)
-    keeping = TileConfig(**{**default.__dict__, "keep_states": True})
-    made_again = computed(case, inputs, grads)
-    for name, x in computed(case, inputs, grads, config=keeping).items():
-        assert torch.equal(x, made_again[name]), name
-
-
 def test_nothing_leaks_across_a_document_boundary() -> None:
     """What follows a forget gate of -inf depends on nothing before it, bit for bit; nor do its gradients."""
     case, cut = small(gate="exp", T=40), 21
@@ -281,13 +271,10 @@ def test_what_cannot_run_says_why() -> None:
 def test_saved_tensors_are_as_announced() -> None:
     case = small(gate="exp")
     inputs, _ = draw(case)
-    default = TileConfig.for_shape(case.d_qk, case.d_hv, case.dtype, case.L, 90)
-    for keep in (False, True):
-        config = TileConfig(**{**default.__dict__, "keep_states": keep})
-        options = KernelOptions(MLSTM_EXP, 0.5, case.L, config=config)
-        arguments = Arguments(*(inputs[name] for name in ("q", "k", "v", "f", "i")))  # type: ignore[arg-type]
-        _, last, saved = chunkwise.forward(arguments, options)
-        q, v = inputs["q"], inputs["v"]
-        empty = chunkwise.empty_saved(q, v, options)  # type: ignore[arg-type]
-        assert [(x.shape, x.dtype) for x in saved] == [(x.shape, x.dtype) for x in empty]
-        assert isinstance(last, State)
+    options = KernelOptions(MLSTM_EXP, 0.5, case.L)
+    arguments = Arguments(*(inputs[name] for name in ("q", "k", "v", "f", "i")))  # type: ignore[arg-type]
+    _, last, saved = chunkwise.forward(arguments, options)
+    q, v = inputs["q"], inputs["v"]
+    empty = chunkwise.empty_saved(q, v, options)  # type: ignore[arg-type]
+    assert [(x.shape, x.dtype) for x in saved] == [(x.shape, x.dtype) for x in empty]
+    assert isinstance(last, State)
