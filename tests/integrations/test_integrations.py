@@ -405,9 +405,10 @@ def test_the_registries_of_mlstm_kernels_have_ours():
             torch.testing.assert_close(m_.exp() * n_, m.exp() * n, atol=SAME, rtol=1e-4)
         for normalize in (True, False):
             kernel = get_mlstm_kernel("chunkwise--tflabench_siging")
-            h, (_, n_) = kernel(**x, normalize=normalize, return_last_states=True)
+            h, (C_, n_) = kernel(**x, normalize=normalize, return_last_states=True, dtype_state=torch.bfloat16)
             torch.testing.assert_close(h, native_sig(**x, normalize=normalize), atol=SAME, rtol=SAME)
             assert (n_ is not None) == normalize
+            assert C_.dtype == torch.bfloat16
         states = {"c_initial": C, "n_initial": n, "m_initial": m}
         sequence = kernels.get_mlstm_sequence_kernel("tflabench")
         h, _ = sequence(**x, **states, return_last_states=True, dtype_state=torch.float32)

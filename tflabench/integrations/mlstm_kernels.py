@@ -64,8 +64,7 @@ def chunkwise_exp(
     """Compute mLSTMexp with the arguments of the library's kernels of sequences, at any length.
 
     Args:
-        q, k: (B, H, T, d_qk); v: (B, H, T, d_hv); i, f: (B, H, T).
-        c_initial, n_initial, m_initial: (B, H, d_qk, d_hv), (B, H, d_qk) and (B, H, 1), None for zeros.
+        q, k, v, i, f: as for `mlstm.sequence`, whose `states` are the initial ones.
         return_last_states: return (h, (C, n, m)) instead of h.
         tuning: `dtype_state`, of the states returned (None is float32); chunk sizes, warps, other dtypes and eps of the
             library's kernels, without effect here.
@@ -87,9 +86,9 @@ def chunkwise_sig(
         return_last_states: return (h, (C, n)) instead of h; n is None without a normaliser.
         normalize: divide h by max(|n^T q|, 1).
     """
-    gate = Gate("sigmoid", "sigmoid", normalize=normalize)
+    gate, dtype = Gate("sigmoid", "sigmoid", normalize=normalize), tuning.get("dtype_state")
     states = (c_initial, n_initial, None)
-    h, last = mlstm.sequence(q, k, v, i, f, states, gate=gate, return_last_states=return_last_states)
+    h, last = mlstm.sequence(q, k, v, i, f, states, gate=gate, state_dtype=dtype, return_last_states=return_last_states)
     return (h, last[:2]) if return_last_states else h
 
 
@@ -99,8 +98,7 @@ def step(
     """Compute one step of mLSTMexp with the arguments of the library's step kernels.
 
     Args:
-        q, k: (B, H, d_qk); v: (B, H, d_hv); i, f: (B, H, 1).
-        c, n, m: the states before the step, which stay as they are: (B, H, d_qk, d_hv), (B, H, d_qk), (B, H, 1).
+        q, k, v, i, f: as for `mlstm.one_step`, whose `states` are c, n, m.
         tuning: as for `chunkwise_exp`.
 
     Returns:
