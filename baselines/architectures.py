@@ -23,8 +23,6 @@ class Architecture:
         sizes: axes of its recurrence, or of its attention where it has no recurrence.
         layers: that have it.
         bounded: which formula of `theory.roofline` counts its FLOPs and bytes.
-        kernels: sets of kernels that it runs on.
-        parameters: all of them.
         layer_parameters: those of one layer and its norm, without the feed-forward part.
         recurrence: the functions that compute it, with their modules; some need a package.
         blocks: that are compared with float64: one of each sort.
@@ -56,8 +54,7 @@ class Architecture:
     def cost(self, problem: Problem) -> Cost:
         """Return 2 N FLOPs a token, 6 N in training, and those of the recurrence; least bytes of a step.
 
-        Bytes are those of the weights, with the states of AdamW in training, and of what the recurrence reads and
-        writes.
+        Bytes are those of the weights, in training with the states of AdamW, and of the recurrence's inputs and output.
         """
         tokens = problem.batch if problem.pass_ == "decode" else problem.tokens
         weights = self.parameters * (OPTIMIZER_BYTES if problem.pass_ == "fwbw" else problem.element_bytes)

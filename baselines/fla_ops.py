@@ -69,17 +69,12 @@ class Op:
     """One function of fla.
 
     Attributes:
-        name, title: of the implementation, whose title says fla too.
-        module, function: where it is; the module below fla.ops.
+        module: below fla.ops.
         of: what it computes.
         constant: log decays that fla knows itself, a function of the index of a head; None where they are inputs.
-        options: further arguments.
         broken_backward: whether fla refuses its backward pass on Hopper with the Triton versions that miscompile it.
         summed_decay_gradient: whether it forms dg as `decay_gradient_as_summed` does.
         on_chip: rows and columns of the blocks of a state that its programs keep on chip.
-        largest_d_qk: that it takes.
-        dtypes: that it takes.
-        groups: as `Implementation.groups`.
     """
 
     name: str
@@ -166,11 +161,7 @@ def sound_function(op: Op, problem: Problem, device: torch.device) -> Callable[.
 
 
 def build(op: Op, problem: Problem, device: torch.device) -> Case:
-    """Return the Case of a function of fla.
-
-    Raises:
-        Unsupported: this version of fla has the function no more, or refuses its backward pass on this GPU.
-    """
+    """Return the Case of a function of fla; raises as `sound_function`."""
     import torch
 
     function = sound_function(op, problem, device)
@@ -192,11 +183,7 @@ def case_of(
     *,
     normalizes: bool = True,
 ) -> Case:
-    """Return the Case of a kernel that computes an op, of fla or another package.
-
-    Args:
-        normalizes: as of `oracle`.
-    """
+    """Return the Case of a kernel that computes an op, of fla or another package."""
     return Case(
         inputs=inputs,
         forward=forward,
@@ -252,10 +239,7 @@ def build_step(op: Op, problem: Problem, device: torch.device) -> Case:
 def build_mlstm(op: Op, problem: Problem, device: torch.device) -> Case:
     """Return the Case of mLSTMsig by Simple GLA: its keys are k sigmoid(i), its log decays logsigmoid(f).
 
-    Without a normaliser both are the same function. What makes them of the inputs is timed too.
-
-    Raises:
-        Unsupported: as for `build`.
+    Without a normaliser both are the same function. What makes them of the inputs is timed too. Raises as `build`.
     """
     from torch.nn.functional import logsigmoid
 

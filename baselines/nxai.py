@@ -36,10 +36,8 @@ class Kernel:
     """One function of mlstm_kernels.torch.
 
     Attributes:
-        name, title: of the implementation.
         form: the module below mlstm_kernels.torch, "chunkwise" or "parallel".
         chunk_size: what it takes where the problem leaves it open (of the paper, Fig. 4); None without chunks.
-        largest_chunk_size: that it takes.
         native: plain PyTorch, which runs anywhere.
         autograd: its gradients are PyTorch's own, through the normaliser too.
         aborts: the version of Triton whose compiler it makes abort.

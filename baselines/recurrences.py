@@ -97,10 +97,8 @@ def selective_scan(u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D:
     h_t = exp(delta_t A) h_{t-1} + delta_t u_t B_t, y_t = C_t^T h_t + D u_t.
 
     Args:
-        u, delta: (B, channels, T), delta as it enters the recurrence (bias and softplus behind it).
-        A: (channels, N), negative.
-        B, C: (B, N, T), shared by all channels.
-        D: (channels,).
+        u, delta: (B, channels, T), delta behind bias and softplus.
+        A: (channels, N), negative; B, C: (B, N, T), shared by all channels; D: (channels,).
     """
     import torch
     from torch.utils.checkpoint import checkpoint

@@ -137,12 +137,9 @@ def _train(
     return_last_states: bool = False,
     **initial: Tensor | None,
 ) -> Tensor | tuple[Tensor, tuple[Tensor, ...]]:
-    """Compute what `mlstm_chunkwise_native_autograd` does, at any length.
+    """Compute what `mlstm_chunkwise_native_autograd` does, at any length; states are in the dtype of key.
 
-    Args:
-        query, key: (B, H, T, d_qk); value: (B, H, T, d_hv); igate, fgate: (B, H, T).
-        return_last_states: return the states too, in the dtype of key, as it does.
-        initial: c_initial, n_initial and m_initial, None for zeros.
+    Arguments as for `mlstm_kernels.chunkwise_exp`.
     """
     options: dict[str, Any] = {"dtype_state": key.dtype, "return_last_states": return_last_states}
     return mlstm_kernels.chunkwise_exp(query, key, value, igate, fgate, **initial, **options)

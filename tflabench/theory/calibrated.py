@@ -4,9 +4,6 @@ Its constants, and where each is from: `constants`. Of the other linear RNNs on 
 mLSTMsig, which reads a gate more (a hundredth of the bytes), with what their gates and shared heads leave out
 (`Modelled`). `tools/model_error.py` holds it, and the paper's model, to measured rows.
 
-`predict` says which model a predicted time is of. Its bounds are max and sum of T_math and T_mem of an implementation's
-counts, which take every tensor once a call.
-
 Known to be missing: exp's online maximum and second loop over Q in mlstm_kernels (modelled 20 to 45% too fast), the
 chain between the roles of the fused kernels (see `fused`), starting a kernel, clocks that fall under load.
 """

@@ -9,27 +9,18 @@ A count is a polynomial in the length of the unit a formulation works on (`Polyn
     attention     the whole sequence, causal softmax     matrix products only; q, k, v, h moved once
     fused         no unit: see `tflabench.theory.fused`, which `model` asks
 
-so the same functions take ints, floats and numpy arrays, and the optimum over L follows from three coefficients
-(`tflabench.theory.chunk_size`). A multiply-add counts 2; recomputation inside a kernel counts 0, as in the paper.
+so the optimum over L follows from three coefficients (`tflabench.theory.chunk_size`). A multiply-add counts 2;
+recomputation inside a kernel counts 0, as in the paper.
 
 Two counts, told apart by name wherever a number comes out:
     "exact"      the sums of Tables 8, 10, 12, with a cost for each pointwise operation (`OpCosts`);
     "published"  the closed forms of Table 17 and eqs. (111)-(121) as printed, every operation costing 1.
-They differ in lower-order terms of the chunkwise form only, because the paper disagrees with itself: for sig, Table 8
-sums to 12 L + 1 a chunk and Table 17 prints 11 L + 5 (exp's gate cost, 6.5 L + 5, in the place of sig's 7.5 L + 1); for
-exp, Table 8 sums to 2 d_hv a step and Table 17 prints 4 d_hv.
+They differ in lower-order terms of the chunkwise form only (docs/where-the-paper-errs.md). Where the paper prints
+nothing, published counts are the exact ones.
 
-What depends on the gates is a `GateCounts` in `GATES`. Gated Linear Attention ("gla") is counted as the mLSTM is, with
-a decay for each channel of k. Its decays come as logarithms, a channel's running sum takes one addition a step, and
-they weigh q and k in place of a matrix D of pairs. The delta rules ("delta_net", "gated_delta_net", "kda") are counted
-as kernels of their own compute them, by tiles of DELTA_TILE steps, matrix products alone: errors R = (I + A)^-1 (V - K
-C) of a tile, A what K K^T has below its diagonal, stand in the place of V. Another family adds its own. Where the paper
-prints nothing, published counts are the exact ones.
-
-The paper counts no backward pass. `pass_="fwbw"` adds one derived from its section B.3: the matrix products of the
-gradients, with the states recomputed from k and v; pointwise work, about a hundredth of it, is left out. Chunkwise,
-they are those of the paper's kernels (Table 1): dQ and dK both compute dS, dV computes S again. The kernels that carry
-the state on chip have counts of their own (`tflabench.theory.fused`).
+What depends on the gates is a `GateCounts` in `GATES`, to which a family adds its own. docs/theory.md has what is
+counted of Gated Linear Attention and the delta rules, and of a backward pass, of which the paper counts none:
+`pass_="fwbw"` adds the matrix products of Table 1's kernels, of which dQ and dK both compute dS, and dV S again.
 """
 
 from __future__ import annotations

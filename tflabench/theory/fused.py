@@ -1,10 +1,7 @@
 """The fused kernels for Hopper (scalar/hopper): what they compute, move and hold on chip, and how fast they can be.
 
-A walk carries one head's state on chip over tiles of 64 steps and makes one output: h forward, dq, dk and dv backward.
-So FLOPs are those of the chunkwise form with chunks of one tile, whatever L is. L < T cuts a sequence into T/L segments
-side by side, and a state pass computes what each starts from: where batch * heads do not fill the chip, as many as do
-(`chosen_chunk_size`). Backward of 64 by 64 heads is no walk: two state passes write
-C and dC of every tile, from which one kernel (`TileGradients`) makes all gradients. docs/kernels.md tells it at length.
+docs/kernels.md says how they work. FLOPs are those of the chunkwise form with chunks of one tile, whatever L is: that
+cuts a sequence into segments.
 
 `runtime` is a lower bound, of the slower of memory and matrix products, these over whole waves of programs. Neither it
 nor `launches` knows shared memory, which limits the walks (docs/decisions/2026-11-22-what-limits-the-walks.md).

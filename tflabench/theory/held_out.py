@@ -23,8 +23,6 @@ class ModelError:
 
     Attributes:
         gpu: name in `tflabench.theory.hardware.KNOWN`.
-        algorithm: family of kernels, of `launches.ALGORITHMS`.
-        rows: that were measured.
         median: of absolute errors, predicted over measured time less 1.
         worst: of largest size, with its sign: + is predicted too slow.
         held_out: whether no constant was fitted on rows of that GPU kind.

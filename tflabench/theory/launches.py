@@ -12,9 +12,6 @@ bound (nothing overlaps, eq. 116) and many are its lower bound (all overlaps). O
 program waits out one after the other, and a last wave of programs that leaves multiprocessors idle. How long a round
 trip takes is the one constant that is fitted (`constants`).
 
-Starting a kernel costs nothing here: rows of 65,536 tokens cannot tell it from 0, so a call of a few tokens takes
-longer than modelled. Nor do tiles that several programs read take longer than once through memory.
-
 Every second of the sum belongs to one of TERMS, so that a stacked bar of them is the predicted time.
 """
 
@@ -62,9 +59,7 @@ class Chip:
     """Rates of a GPU.
 
     Attributes:
-        ceilings: alpha and beta, measured or published.
         vector_ops_per_s: pointwise operations, half the datasheet's float32 rate, which counts a multiply-add as two.
-        multiprocessors: on which programs run.
         round_trip_s: of one dependent access to memory.
         capability: compute capability, for which kernels choose their tiles; where it is not known, Hopper's.
     """

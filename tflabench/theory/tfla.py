@@ -33,11 +33,9 @@ from tflabench.theory.launches import Launch, Modelled, sizes
 
 @dataclass(frozen=True)
 class LoopTiles:
-    """Tiling of the parallel kernel.
+    """Tiling of the parallel kernel, as `Tiles` of the plan has it.
 
     Attributes:
-        rows, cols, outer: steps of a program, steps of its loop, columns of its output.
-        inner, narrow: block of the dimension summed in x . y, and in the product with the state.
         resident: programs on a multiprocessor at once, as shared memory allows.
         pipelined: tiles of the loop are fetched ahead; else every fetch is waited for.
     """

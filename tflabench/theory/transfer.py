@@ -99,12 +99,7 @@ class Experiment:
 
 @dataclass(frozen=True)
 class Gains:
-    """Gains of one gate and normaliser over a grid of gate pre-activations.
-
-    Attributes:
-        before: (input gates, forget gates).
-        after: eps -> (input gates, forget gates).
-    """
+    """Gains of one gate and normaliser over a grid, (input gates, forget gates); after the norm by its eps."""
 
     gate: Gate
     normalizer: Normalizer

@@ -1,8 +1,6 @@
 """Backward pass: with several segments their dC, then a walk each for dq, dk and dv, and gate gradients from row sums.
 
-Where a program can hold the whole of dC, dk and dv have one walk together. Where heads share q and k, states of 64 by
-64 are written down before and after every tile instead, and one kernel makes all gradients of a tile
-(`tile_gradients.py`).
+docs/kernels.md says which kernels make what.
 
 The denominator and m are constants (TFLA, B.3), so the gradient of h before division is dh / denominator. That factor
 belongs to a step i, as x does, and forward has taken its log2 from x: dh itself is what the walks read.
@@ -61,7 +59,6 @@ class KernelResults(NamedTuple):
         dq, dk, dv: (B, heads, T, d); of dq and dk the sum over all heads that share one of q and k is wanted.
         qdq, kdk: row sums, None without gate gradients.
         through: (B, H, tiles), what passes whole tiles; None if it is to be had from row sums.
-        dskip: (H,), or None.
     """
 
     dq: Tensor
@@ -76,11 +73,7 @@ class KernelResults(NamedTuple):
 def backward(
     dh: Tensor, d_last: State | None, arguments: Arguments, saved: tuple[Tensor, ...], options: KernelOptions
 ) -> tuple[Tensor | None, ...]:
-    """Return gradients (dq, dk, dv, df, di, dC_0, dn_0), None for what is absent, and dskip if there is a skip.
-
-    Args:
-        options: without `gate_gradients` df and di are None, and the walks are faster by the row sums that these need.
-    """
+    """Return gradients (dq, dk, dv, df, di, dC_0, dn_0), None for what is absent, and dskip if there is a skip."""
     q, k, v, f, i, initial, skip = arguments
     gate, scale, gate_gradients = options.gate, options.scale, options.gate_gradients
     n_0, dn = (None if state is None or state.n is None else state.n.float() for state in (initial, d_last))
@@ -134,7 +127,7 @@ def backward(
 def _plan(
     q: Tensor, v: Tensor, places: WalkPlaces | None, options: KernelOptions, *, end: bool, of_last_n: bool
 ) -> plans.Backward:
-    """Return what backward launches; end, of_last_n: as of `plans.backward`."""
+    """Return what backward launches."""
     sizes, device = Sizes.of(q, v), figures_of(q, options)
     if places:
         sizes = sizes._replace(steps=places.count)

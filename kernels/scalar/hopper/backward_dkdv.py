@@ -9,8 +9,6 @@ dC is the gradient of the matrix memory C after a tile of 64 steps. With the exp
     dV_j = sum_{i >= j} P_ij dH_i + dC^T (r_j K_j)
     dC  <- 2^g dC + sum_i 2^x_i Q_i dH_i^T                      after every tile
 
-Two walks for dk and dv read three of the four inputs each, and both carry dC: here every input is read once.
-
 Partitions of a program, and what connects them:
 
     load       1 warp    copies tiles of Q, K, dH, x and y, and blocks of V, by TMA    -> DkdvTiles, ValueBlocks
@@ -24,10 +22,9 @@ warp wait for memory and for fences, so that the others need not.
 
 Shared memory holds tiles to come in place of outputs: dK is written over the Q of its tile, dV over V and r K over K.
 
-Row sums of K * dK, as far as dK comes through dC, are made where `config.row_sums` asks for them. Gate gradients are
-differences of their sums over a whole sequence, so every pair of steps must be the same number here and in the walk for
-dq: r K is rounded as that walk rounds it for its state, and dC V is a product with twice the bits of dC, `nearest` and
-`remainder`. `state` makes them, and `value` only adds up what the warps of `state` have. dV has dC rounded.
+With `config.row_sums` there are row sums of K * dK, as far as dK comes through dC. Every pair of steps is the same
+number here and in the walk for dq: r K is rounded as that walk rounds it for its state, and dC V is a product with
+twice the bits of dC, `nearest` and `remainder`. `state` makes them, and `value` only adds up what its warps have.
 """
 
 from typing import Any, NamedTuple
@@ -750,10 +747,8 @@ def launch_dkdv(
     """Write dk (B, H, T, d_qk <= 128) and dv (B, H, T, d_hv <= 256), 16 bits, as TMA takes them.
 
     Args:
-        inputs: of the walk for h; dv_t has skip dh_t added, if there is a skip.
-        initial, final: (B, H, segments, d_qk, d_hv) float32: read at the end of each segment, and written at its start,
-            if given.
-        row_sums: (parts, B, H, T) float32: those of k * dk as far as dk comes through dC go to the first part.
+        inputs: of the walk for h.
+        initial, final, row_sums: see `DkdvTensors`; row sums go to the first of (parts, B, H, T).
     """
     q, k, v, exponents, skip, documents = inputs
     _, heads, group, steps, d_qk, d_hv = walk.sizes

@@ -23,10 +23,9 @@ writes. The first never waits, and has the lower number, so it runs no later.
 One state partition has all rows, for instructions of two do not fit the cache. A warp of its own stores the output, so
 that no warp of `state` waits for a store or a fence.
 
-Gate gradients are differences of row sums added up over a whole sequence. They come out exact because both walks give
-every pair j < i of different tiles the same number: (2^x_i Q_i) . (2^(y_j + g) K_j), each rounded as the other walk
-rounds it for its state, and S query^T as a product with twice the bits of an operand (`upper` and `lower`). Pairs
-within a tile are summed over either index from one matrix, while dq is made.
+Both walks give every pair j < i of different tiles the same number (docs/kernels.md): (2^x_i Q_i) . (2^(y_j + g) K_j),
+each rounded as the other walk rounds it for its state, and S query^T as a product with twice the bits of an operand
+(`upper` and `lower`). Pairs within a tile are summed over either index from one matrix, while dq is made.
 """
 
 from typing import Any, NamedTuple

@@ -89,7 +89,7 @@ class WalkPlaces(Places):
             m.index_fill_(2, self.empty, 0.0)
 
     def row_sums(self, walk: plans.Walk) -> tuple[RowSums, RowSums]:
-        """Return room for q.dq and k.dk, as `backward_dqk.empty_row_sums`, with zeros in gaps."""
+        """Return room for q.dq and k.dk (`backward_dqk.empty_row_sums`), with zeros in gaps."""
         parts, H = walk.pieces, walk.sizes.heads
         shape = (2, 2 * parts, 1, H, self.tiles, TILE)
         made = torch.empty(shape, dtype=torch.float32, device=self.steps.device)

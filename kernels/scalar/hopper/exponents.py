@@ -26,12 +26,7 @@ from tflabench.kernels.types import Gate
 def exponents(
     f: Tensor, i: Tensor | None, gate: Gate, shape: tuple[int, int, int], m_0: Tensor | None, scale: float
 ) -> tuple[Tensor | None, Tensor | None, Exponents]:
-    """Return log f relative to m and m, (B, H, T) float32 or None without a stabiliser, and the exponents.
-
-    Args:
-        shape: (B, H, T).
-        f, i, gate, m_0, scale: as of `gates.exponents`.
-    """
+    """Return log f relative to m and m, (B, H, T) float32 or None without a stabiliser, and the exponents."""
     B, H, T = shape
     tiles = cdiv(T, TILE)
     x = torch.empty((B, H, tiles * TILE), dtype=torch.float32, device=f.device)

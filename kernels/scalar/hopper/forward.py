@@ -11,9 +11,8 @@ tiles, `score` has products for n, and there is one partition more:
 
     normaliser   2 warps   n and denominators, see normaliser.py            -> whoever divides H by them
 
-A sequence of several segments takes a pass that makes the states they start from (segment_states.py), then a walk over
-all of them side by side; the walk over a short first segment runs while that pass does. Where backward has other
-segments, h writes down what these start from. Heads that share q and k may share a program too (packed_heads.py).
+Where backward has other segments, h writes down what these start from. Heads that share q and k may share a program too
+(packed_heads.py).
 """
 
 from collections.abc import Callable
@@ -233,12 +232,9 @@ def forward(arguments: Arguments, options: KernelOptions) -> tuple[Tensor, State
     """Return h, the last state or None, and what `backward` needs in addition to the inputs (see `empty_saved`).
 
     Args:
-        arguments: as `backends.Kernels` has them; q, k and v bfloat16 or float16, copied where TMA cannot take their
-            strides.
+        arguments: q, k and v bfloat16 or float16, copied where TMA cannot take their strides.
         options: chunk_size is a multiple of 64; one of T or more makes no state at all. `state_dtype` has no effect:
-            states are float32. Without `return_last_state` the last of several segments needs no state pass. With
-            `cut_freely` states are saved for backward's chunk size, and h may cut the sequence otherwise. Of documents
-            (`bounds`) the last state is that of each, gates and exponents are by places, and there is no skip.
+            states are float32. Of documents gates and exponents are by places.
     """
     q, k, v, f, i, initial, skip = arguments
     gate, scale, return_last_state = options.gate, options.scale, options.return_last_state

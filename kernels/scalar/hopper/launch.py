@@ -27,9 +27,7 @@ class WalkInputs(NamedTuple):
     """Tensors that h and its gradients are made of.
 
     Attributes:
-        q, k: (B, H or fewer, T, d_qk), each head for consecutive ones of v, (B, H, T, d_hv); bfloat16 or float16, as
-            TMA takes them (`tfla.tiles.aligned`).
-        exponents: of the gates.
+        q, k, v: bfloat16 or float16, as TMA takes them (`descriptors.aligned`).
         skip: (H,) float32, without a normaliser: h_t has skip v_t added; None for nothing.
         documents: where documents lie end to end along T, a table of int32; None for sequences. Of the programs that
             share no state, where the sequences of each begin in what follows, and the end of the last; sequences,

@@ -342,9 +342,7 @@ def walk_heads(
 def launch_packed_heads(inputs: WalkInputs, h: Tensor, walk: Walk, states: States) -> None:
     """Write h (B, H, T, 64) without a normaliser, PACK heads a program, and the states that are asked for.
 
-    Args:
-        inputs: without a normaliser; d_qk and d_hv are 64, PACK or more heads of v share one of q and k.
-        states: what is None is neither read nor written; none are kept.
+    d_qk and d_hv are 64, and PACK or more heads of v share one of q and k.
     """
     q, k, v, gates, skip, _ = inputs
     cut, sizes = walk.cut, walk.sizes

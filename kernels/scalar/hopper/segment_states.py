@@ -487,12 +487,7 @@ def carry(
 
 
 class StateInputs(NamedTuple):
-    """Tensors that states are made of.
-
-    Attributes:
-        qk: (B, H or fewer, T, d_qk), k or backward q, each head for consecutive ones of hv.
-        hv: (B, H, T, d_hv), v or backward dh. Both bfloat16 or float16, as TMA takes them (`tfla.tiles.aligned`).
-    """
+    """Tensors that states are made of: qk is k or backward q, hv is v or backward dh, both as TMA takes them."""
 
     qk: Tensor
     hv: Tensor

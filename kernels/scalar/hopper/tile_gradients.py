@@ -1,13 +1,8 @@
 # type: ignore   # Gluon: what runs on the device has no types that a Python checker knows
 """All gradients of states of 64 by 64 (Mamba 2): dq, dk and dv of a tile in one program, and tiles side by side.
 
-A walk takes one tile of 64 steps after the other, and each waits for the state; of a state this small a tile is little
-work between many waits. But such states are also small in memory. So C before every tile and dC after it are written
-down first, 16 bits an element, to which products round them anyway. Then no tile waits for another, and every input is
-read once, where walks for dq, dk and dv read dH and V three times and two.
-
-The state of a head of 32 is 32 by 32 in memory. TMA reads zeros beyond its last row and column.
-docs/decisions/2026-11-23-small-states.md and 2026-11-26-narrow-heads-by-tiles.md have what this gains.
+C before every tile and dC after it are written down first (docs/kernels.md). The state of a head of 32 is 32 by 32 in
+memory. TMA reads zeros beyond its last row and column.
 
 With the exponents x, y and g of exponents.py, and matrices of a tile with steps j as rows and steps i as columns,
 
@@ -18,8 +13,7 @@ With the exponents x, y and g of exponents.py, and matrices of a tile with steps
 A work item is a tile of several heads that share Q and K, one after the other. Their dV and row sums are written, and
 the sum of their dQ and dK, in float32 until the last of them is in it.
 
-Row sums are all that gradients of gates add up, told apart by tile (`gates.gate_gradients`), so that no difference of
-sums over the sequence is needed: of pairs within the tile, from one float32 matrix S * dP by its rows and by its
+Row sums (`gates.gate_gradients`) are of pairs within the tile, from one float32 matrix S * dP by its rows and by its
 columns, so that they cancel; of others q . dq and k . dk as far as these come through a state; and 2^g <C, dC>, which
 passes the whole tile.
 
@@ -547,12 +541,7 @@ def gradients(
 
 
 class GradientOutputs(NamedTuple):
-    """Gradients to be written, 16 bits, as TMA takes them.
-
-    Attributes:
-        dq, dk: (B, heads, T, 64), each the sum over consecutive ones of the H heads.
-        dv: (B, H, T, 64).
-    """
+    """Gradients to be written, (B, H, T, 64), 16 bits, as TMA takes them; dq, dk: each the sum over some heads."""
 
     dq: Tensor
     dk: Tensor

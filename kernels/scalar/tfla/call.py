@@ -14,13 +14,11 @@ from tflabench.kernels.types import Gate
 
 
 class Inputs(NamedTuple):
-    """Tensors of a call, as kernels take them (`tiles.aligned`).
+    """Tensors of a call, as kernels take them (`descriptors.aligned`).
 
     Attributes:
-        q, k: (B, H, T, d_qk), or fewer heads, each for consecutive ones of v.
-        v: (B, H, T, d_hv).
         skip: (H,) float32 contiguous, weights of the skip connection, or None.
-        dh: (B, H, T, d_hv), the gradient of H; backward only.
+        dh: the gradient of H; backward only.
         inverse: (B, H, T) float32, 1 / denominator; backward of a normalised gate only.
     """
 

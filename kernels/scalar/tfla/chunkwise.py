@@ -87,11 +87,11 @@ def empty_saved(q: Tensor, v: Tensor, options: KernelOptions) -> tuple[Tensor, .
     """Return what `forward` saves, uninitialised: of a normalised gate 1 / denominator."""
     if not options.gate.normalize:
         return ()
-    batch, heads, T, _ = v.shape
+    steps = v.shape[2]
     if options.bounds:
         L = fitting_documents(options.bounds, options.chunk_size)
-        T = L * tiles_of(options.bounds, L)
-    return (q.new_empty((batch, heads, T), dtype=torch.float32),)
+        steps = L * tiles_of(options.bounds, L)
+    return (q.new_empty((*v.shape[:2], steps), dtype=torch.float32),)
 
 
 def forward(arguments: Arguments, options: KernelOptions) -> tuple[Tensor, State | None, tuple[Tensor, ...]]:

@@ -440,12 +440,10 @@ class SequenceStates(NamedTuple):
 
 
 class Pass(NamedTuple):
-    """One launch of `chunk_states`: what it starts from and what it writes; None where absent.
+    """One launch of `chunk_states`: what it starts from and what it writes (`StateVectors`); None where absent.
 
     Attributes:
-        before, n_before: (B, H, segments, ...) float32, states before segments.
-        states, n_states: before chunks.
-        ends, n_ends, segment_g: states after segments, and log gates of segments, float32.
+        before, ends: (B, H, segments, ...) float32, states before and after segments.
         parts: (B, H, chunks, blocks of the state) float32, summands of `SequenceStates.through`.
     """
 
