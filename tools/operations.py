@@ -26,13 +26,12 @@ PASSES = ("fw", "fwbw")
 
 
 class Setting(NamedTuple):
-    """Where an operation is quoted: heads as `rows.labels.heads` has them, sequences, their steps, and a model."""
+    """The size at which an operation is quoted; `heads` as `rows.labels.heads` has them."""
 
     operation: str
     heads: str
     batch: int
     seq_len: int
-    model: str = ""
 
     def __str__(self) -> str:
         number, _, dimensions = self.heads.partition("x")
@@ -40,25 +39,17 @@ class Setting(NamedTuple):
 
 
 FIG_4 = ("16x128/256", 16, 4096)
-SETTINGS = {  # of each title the first counts at which most passes have a peer
-    "mLSTMsig": (Setting("mlstm_sig", *FIG_4),),
-    "mLSTMexp": (Setting("mlstm_exp", *FIG_4),),
-    "Mamba 2": (Setting("mamba2", "128x128/64", 4, 8192, "Nemotron 3 Super"), Setting("mamba2", "64x64", 16, 4096)),
-    "Gated DeltaNet": (
-        Setting("gated_delta_net", "16:32x128", 8, 8192, "Qwen3-Next"),
-        Setting("gated_delta_net", "16x128", 8, 8192),
-    ),
-    "KDA": (Setting("kda", "32x128", 4, 8192, "Kimi Linear"), Setting("kda", "16x128", 16, 4096)),
-    "GLA": (Setting("gla", *FIG_4),),
-    "Lightning": (
-        Setting("lightning", "64x128", 4, 8192, "MiniMax-Text-01"),
-        Setting("lightning", "64x128", 16, 4096),
-    ),
-    "Simple GLA": (Setting("simple_gla", *FIG_4),),
-    "Retention": (Setting("retention", *FIG_4),),
+OPERATIONS = {  # of README
+    "mLSTMsig": Setting("mlstm_sig", *FIG_4),
+    "mLSTMexp": Setting("mlstm_exp", *FIG_4),
+    "Mamba 2 (Nemotron 3 Super)": Setting("mamba2", "128x128/64", 4, 8192),
+    "Gated DeltaNet (Qwen3-Next)": Setting("gated_delta_net", "16:32x128", 8, 8192),
+    "KDA": Setting("kda", "16x128", 16, 4096),
+    "GLA": Setting("gla", *FIG_4),
+    "Lightning (MiniMax-Text-01)": Setting("lightning", "64x128", 4, 8192),
+    "Simple GLA": Setting("simple_gla", *FIG_4),
+    "Retention": Setting("retention", *FIG_4),
 }
-
-
 MODELS = {  # of preset models
     "Qwen3-Next, Qwen3.5": Setting("gated_delta_net", "16:32x128", 4, 8192),
     "Qwen3.5 397B": Setting("gated_delta_net", "16:64x128", 4, 8192),
@@ -114,12 +105,12 @@ class Comparisons:
     @classmethod
     def below(cls, results: Path) -> Comparisons:
         """Return those of all folders of H100s."""
-        found = find_results(results / "h100")
+        folders = find_results(results / "h100")
         compared: dict[str | None, list[Row]] = defaultdict(list)
-        for row in (row for each in found for row in each.rows if row.closed and row.status == "ok"):
+        for row in (row for each in folders for row in each.rows if row.closed and row.status == "ok"):
             compared[row.comparison_id].append(row)
-        folder = {name: each.folder for each in found for name in each.runs}
-        packages = {name: run["packages"] for each in found for name, run in each.runs.items()}
+        folder = {name: each.folder for each in folders for name in each.runs}
+        packages = {name: run["packages"] for each in folders for name, run in each.runs.items()}
         return cls(list(compared.values()), folder, packages)
 
     def triton(self, row: Row) -> str:
@@ -130,16 +121,6 @@ class Comparisons:
     def usual_triton(self) -> str:
         """Return the Triton of most rows."""
         return Counter(self.triton(rows[0]) for rows in self.comparisons).most_common(1)[0][0]
-
-    @cached_property
-    def settings(self) -> dict[str, Setting]:
-        """Return the setting at which each operation is quoted, by title."""
-
-        def peers(setting: Setting) -> int:
-            best = [self.best(setting, pass_) for pass_ in PASSES]
-            return sum(pair is not None and pair.ratio is not None for pair in best)
-
-        return {title: max(settings, key=peers) for title, settings in SETTINGS.items()}
 
     def pairs(self, setting: Setting, pass_: str) -> Iterator[Beside]:
         """Yield our fastest row of each comparison with the heads of a setting, beside each peer, or beside none.
@@ -175,7 +156,7 @@ class Comparisons:
 
     def quoted(self) -> list[Beside]:
         """Return all pairs of the table."""
-        pairs = [self.best(setting, pass_) for setting in self.settings.values() for pass_ in PASSES]
+        pairs = [self.best(setting, pass_) for setting in OPERATIONS.values() for pass_ in PASSES]
         return [pair for pair in pairs if pair]
 
     def ratios(self, setting: Setting, peer: Row) -> list[float]:
@@ -195,8 +176,10 @@ def table(measured: Comparisons, subject: str, settings: Mapping[str, Setting], 
         link: where the folders of H100s lie, from the page that has the table.
     """
     columns = ("ours", "fastest peer", "ratio", "range")
-    what = f"{subject} | heads of d_qk/d_hv, sequences x T"
-    yield f"| {what} | {' | '.join(columns)} | + backward: {' | '.join(columns)} | rows |"
+    yield (
+        f"| {subject} | heads of d_qk/d_hv, sequences x T | {' | '.join(columns)} | "
+        f"+ backward: {' | '.join(columns)} | rows |"
+    )
     yield "|---|---|" + "---:|---|---:|---:|" * len(PASSES) + "---|"
     for title, setting in settings.items():
         pairs = [measured.best(setting, pass_) for pass_ in PASSES]
@@ -205,8 +188,7 @@ def table(measured: Comparisons, subject: str, settings: Mapping[str, Setting], 
         cells = [cell for pair in pairs for cell in _cells(measured, setting, pair)]
         folders = dict.fromkeys(measured.folder[pair.ours.run_id].name for pair in pairs if pair)
         links = ", ".join(f"[{folder}]({link}/{folder}/times.csv)" for folder in folders)
-        model = f" ({setting.model})" if setting.model else ""
-        yield f"| {' | '.join([title + model, str(setting), *cells, links])} |"
+        yield f"| {' | '.join([title, str(setting), *cells, links])} |"
 
 
 def _cells(measured: Comparisons, setting: Setting, pair: Beside | None) -> list[str]:
@@ -228,7 +210,9 @@ def figure(measured: Comparisons) -> Figure:
     panels = []
     for pass_ in PASSES:
         bars = [
-            bar for title, setting in measured.settings.items() for bar in _bars(title, measured.best(setting, pass_))
+            bar
+            for title, setting in OPERATIONS.items()
+            for bar in _bars(title.partition(" (")[0], measured.best(setting, pass_))
         ]
         names, values, words, colours = zip(*bars[:-1], strict=True)
         axis = labels(names)

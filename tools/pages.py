@@ -51,7 +51,7 @@ def ok_rows(folder: Path, name: str = "", pass_: str = "", seq_len: int = 0) -> 
 def readme_table(results: Path) -> Iterator[str]:
     """Yield the table of operations, what its marks mean, and where its rows are from."""
     compared = measured(results)
-    yield from operations.table(compared, "operation", compared.settings, "results/h100")
+    yield from operations.table(compared, "operation", operations.OPERATIONS, "results/h100")
     quoted = compared.quoted()
     rows = [row for pair in quoted for row in (pair.ours, pair.peer) if row]
     peers = {row.package: row for row in rows if row.implementation not in our_kernels()}

@@ -138,7 +138,7 @@ def quoted(folder: Path, *rows: Row) -> list[str]:
     measured = operations.Comparisons.below(folder)
     lines = {
         line.split(" | ")[0]: line.split(" | ")[2:6]
-        for line in operations.table(measured, "operation", measured.settings, "rows")
+        for line in operations.table(measured, "operation", operations.OPERATIONS, "rows")
     }
     return lines.get("| mLSTMsig", [])
 
