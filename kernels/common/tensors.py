@@ -32,6 +32,11 @@ def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x.to(dtype).to(x.dtype)
 
 
+def floats(x: Tensor | None) -> Tensor | None:
+    """Return a tensor as kernels read it: float32, contiguous; None for None."""
+    return None if x is None else x.float().contiguous()
+
+
 def weight(log_weight: Tensor) -> Tensor:
     """Return exp, and 0 where it is next to subnormal: CPUs multiply subnormal numbers many times slower."""
     smallest = math.log(2.0**20 * torch.finfo(log_weight.dtype).tiny)

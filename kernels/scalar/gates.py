@@ -32,6 +32,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from tflabench.kernels.common.cover import cdiv, next_power_of_2
 from tflabench.kernels.common.launching import enqueue
+from tflabench.kernels.common.tensors import floats
 from tflabench.kernels.types import Gate
 
 BLOCK = 1024  # steps of one program
@@ -503,8 +504,7 @@ def _launch(f: Tensor, i: Tensor, gate: Gate, m_0: Tensor | None, made: Made, sc
         block_g, block_m = torch.empty((2, batch * heads * blocks), dtype=torch.float32, device=f.device)
         config = _gate_config(activation, block, overlap=overlap)
         enqueue(_summarise, programs, *inputs, block_g, block_m, heads, T, blocks, config=config, num_warps=2)
-    if m_0 is not None:
-        m_0 = m_0.float().contiguous()
+    m_0 = floats(m_0)
     config = _gate_config(activation, block, next_power_of_2(blocks), tile, overlap, initial=m_0 is not None)
     enqueue(
         _stabilise, programs,

@@ -617,10 +617,10 @@ def launch_on(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(documents, "ROWS", 64)  # a program, of which each costs the interpreter as much
 
     def converted(skip: Tensor | None) -> Tensor | None:
-        """What `weights` makes where it has to convert: PyTorch's kernel may still run too when the next one starts."""
+        """What `floats` makes where it has to convert: PyTorch's kernel may still run too when the next one starts."""
         found = None if skip is None else skip.clone()
         machine.unfinished += [] if found is None else [found]
         return found
 
-    monkeypatch.setattr(backward, "weights", converted)
+    monkeypatch.setattr(backward, "floats", converted)
     run_on_chip(3, monkeypatch)  # fewer multiprocessors than work items: programs take several

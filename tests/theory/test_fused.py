@@ -33,7 +33,8 @@ def shared(problem: Problem, group: int) -> Problem:
 
 def kernels(problem: Problem, gate_gradients: bool = True, group: int = 1) -> tuple[Kernel, ...]:
     """Of one segment."""
-    return fused.launched(shared(problem, group), SIG if gate_gradients else FIXED, problem.seq_len)
+    kernel = SIG if gate_gradients else FIXED
+    return fused.launched(fused.planned(shared(problem, group), kernel, problem.seq_len))
 
 
 def walks(problem: Problem, gate_gradients: bool = True, group: int = 1) -> tuple[Walk, ...]:
@@ -458,7 +459,7 @@ def test_a_wide_state_is_one_of_several_programs():
 
 def waves(problem, kernel, chunk_size) -> dict[str, float]:
     """Return how often the programs of each walk, or of a kernel in its place, fill an H200."""
-    kernels = fused.launched(problem, kernel, chunk_size, Device(90, 132))
+    kernels = fused.launched(fused.planned(problem, kernel, chunk_size, Device(90, 132)))
     return {walk.name: walk.items / (132 * walk.resident) for walk in kernels}
 
 

@@ -12,7 +12,6 @@ from tflabench.theory.cost import (
     byte_polynomial,
     flop_polynomial,
     over_sequence,
-    unit_length,
 )
 from tflabench.theory.launches import Modelled
 
@@ -43,7 +42,7 @@ def call_cost(problem: Problem, formulation: Formulation, gate: Gate | None, *, 
     moved = byte_polynomial(
         *dims, element_bytes=width, gate_bytes=width, state_bytes=state_bytes, group=problem.group, pass_=problem.pass_
     )
-    unit = unit_length(formulation, problem.seq_len, problem.chunk_size or DEFAULT_CHUNK_SIZE)
+    unit = (problem.chunk_size or DEFAULT_CHUNK_SIZE) if formulation == "chunkwise" else problem.seq_len
     heads = problem.batch * problem.heads
     return Cost(
         flops=heads * over_sequence(flops, problem.seq_len, unit),

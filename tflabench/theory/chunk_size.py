@@ -30,10 +30,8 @@ class Tradeoff:
     """The cost of a chunkwise mLSTM or GLA as a function of L, with all else fixed.
 
     Attributes:
-        problem: its chunk_size is ignored, its pass_ is "fw" or "fwbw".
-        gate: one of `cost.Gate`.
-        ceilings: of the chip.
-        causal_factor, state_bytes, counts: as in `cost.model`; gate pre-activations are as wide as q, k and v.
+        problem: its chunk_size is ignored, its pass_ is "fw" or "fwbw"; gate pre-activations are as wide as q, k and v.
+        causal_factor, counts: as in `cost.flop_polynomial`.
     """
 
     problem: Problem

@@ -131,11 +131,6 @@ class GateCounts:
     note: str = "counts of its matrix products"
 
 
-def unit_length(formulation: Formulation, seq_len: Number, chunk_size: Number) -> Number:
-    """Return the steps that one evaluation of a formulation's polynomials covers: L for chunkwise, else T."""
-    return chunk_size if formulation == "chunkwise" else seq_len
-
-
 def over_sequence(per_unit: Polynomial, seq_len: Number, unit: Number) -> Number:
     """Sum of a count over a sequence cut into units, the last one shorter where they do not divide it."""
     rest = seq_len % unit

@@ -36,12 +36,8 @@ def planned(problem: Problem, kernel: Modelled, chunk_size: int, device: Device 
     return forward, plans.backward(of, device, chunk_size, gate_gradients=kernel.gate_gradients)
 
 
-def launched(problem: Problem, kernel: Modelled, chunk_size: int, device: Device = USUAL) -> tuple[Kernel, ...]:
+def launched(plan: Planned) -> tuple[Kernel, ...]:
     """Return the kernels of `planned`: h, of all segments but a concurrent first one, and those of backward."""
-    return _kernels(planned(problem, kernel, chunk_size, device))
-
-
-def _kernels(plan: Planned) -> tuple[Kernel, ...]:
     forward, backward = plan
     return forward.h, *(backward.kernels if backward else ())
 
@@ -52,7 +48,7 @@ def segments(problem: Problem, chunk_size: int) -> int:
 
 
 def cost(problem: Problem, kernel: Modelled, chunk_size: int) -> Cost:
-    """FLOPs and bytes of one call over batch and heads, as `tflabench.theory.cost.model` gives them.
+    """FLOPs and bytes of one call over batch and heads, as `call_cost` gives them.
 
     Forward FLOPs are Table 8's with L = 64, less the scores that heads of a program share; backward, the products of
     the kernels. Bytes: tensors once a kernel, gates and their float32 exponents, states of tiles, row sums, parts of dq
@@ -63,7 +59,7 @@ def cost(problem: Problem, kernel: Modelled, chunk_size: int) -> Cost:
     heads, steps = p.batch * p.heads, p.batch * p.heads * p.seq_len
     tile = sum((term(TILE) for term in flop_terms("chunkwise", gate, p.d_qk, p.d_hv).values()), 0.0)
     plan = planned(p, kernel, chunk_size)
-    kernels_of_call = _kernels(plan)
+    kernels_of_call = launched(plan)
     h = plan[0].h
     shared_scores = (h.together - 1) * walk_counts.flops(h, 0.5)["scores"]
     flops = steps * (tile / TILE - shared_scores)
@@ -92,7 +88,7 @@ def launches(problem: Problem, kernel: Modelled, chunk_size: int, device: Device
     p, gate, exp = problem, kernel.gate, GATES[kernel.gate].normalized
     heads, steps = p.batch * p.heads, p.batch * p.heads * p.seq_len
     plan = planned(p, kernel, chunk_size, device)
-    kernels = _kernels(plan)
+    kernels = launched(plan)
     made = [_pointwise("gates", steps, _gate_bytes(p, gate))]
     if exp:
         made += [_pointwise("maxima of blocks", steps, 2 * p.element_bytes)]

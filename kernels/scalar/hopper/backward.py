@@ -19,7 +19,7 @@ from tflabench.kernels.common.descriptors import aligned, made_like
 from tflabench.kernels.common.device import figures_of
 from tflabench.kernels.common.packed import split
 from tflabench.kernels.common.sizes import Sizes
-from tflabench.kernels.common.tensors import shared, sum_shared
+from tflabench.kernels.common.tensors import floats, shared, sum_shared
 from tflabench.kernels.scalar import gates
 from tflabench.kernels.scalar.gates import GradientSums, LogGates, RowSums
 from tflabench.kernels.scalar.plan import hopper as plans
@@ -32,7 +32,7 @@ from .backward_dqk import RowSumTensors, empty_row_sums, launch_dqk
 from .backward_dv import launch_dv
 from .crossings import Starts, through_tiles, tile_sums
 from .documents import WalkPlaces, places_of
-from .forward import columns_of, exchange_of, initial_matrices, restored, weights
+from .forward import columns_of, exchange_of, initial_matrices, restored
 from .launch import WalkInputs
 from .segment_states import StateInputs, launch_kept_states, launch_segment_states
 from .state import Matrices, States
@@ -83,7 +83,7 @@ def backward(
     log_f, e, C_starts = restored(gate, saved)
     q, k, v, dh = aligned(-q if scale < 0 else q), aligned(k), aligned(v), aligned(dh)
     # Skip before the walks: those for dk and dv wait for nothing that is launched after dq.
-    inputs = WalkInputs(q, k, v, e, weights(skip))
+    inputs = WalkInputs(q, k, v, e, floats(skip))
     C_0, _ = initial_matrices(initial, sizes)
     dC, _ = initial_matrices(d_last, sizes)
     states, dC_0 = _walk_states(inputs, dh, plan, C_starts, C_0, dC, exchange_of(options, q, v, sizes))

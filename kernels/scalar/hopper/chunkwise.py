@@ -43,11 +43,7 @@ def refuses_hardware(q: Tensor, dtypes: tuple[str, ...]) -> str | None:
 
 
 def default_chunk_size(q: Tensor, v: Tensor, *, gate: Gate, backward: bool = True) -> int:
-    """Return the L that fills the chip (see `plan/hopper_segments.py`).
-
-    Args:
-        backward: whether there will be one; h alone may have more programs.
-    """
+    """Return the L that fills the chip (see `plan/hopper_segments.py`)."""
     if refuses(q, v, gate=gate, chunk_size=64):
         return 64
     return plans.default_chunk_size(

@@ -226,12 +226,7 @@ class TileGradientsConfig(KernelConfig, TileGradientsShape):
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class PackedHeadsConfig(KernelConfig, PackedHeadsShape):
-    """Describe what the walk for h with several heads in a program is compiled for.
-
-    Attributes:
-        skip: add skip V to H, a number a head.
-        load_initial_state, store_final_state: of each segment.
-    """
+    """Describe what the walk for h with several heads in a program is compiled for; skip as of `WalkConfig`."""
 
     skip: bool = False
     load_initial_state: bool = False
@@ -260,11 +255,8 @@ class SegmentStatesConfig(KernelConfig, StatePassShape):
     With several heads a program d_qk and d_hv are 64, and a block of hv is a head's.
 
     Attributes:
-        d_qk, d_hv: head dimensions.
-        reverse: go backward in time.
         normalise: add up n too.
         keep_states: store the state before every tile in 16 bits; d_qk and d_hv are then 64.
-        load_initial_state, store_final_state: of each segment.
     """
 
     d_qk: int
@@ -308,7 +300,6 @@ class CarryConfig(KernelConfig):
     Attributes:
         tiles: a power of two, at least the tiles of a part.
         block: elements of a state in a program, a power of two.
-        reverse: go backward in time.
         resumed: what the second segment starts from is there, and what the first one does unless it is zero.
         load_initial_state: the first segment does not start from zero.
         store_final_state: store the state after the last segment of the walk; only then what that segment adds is read.

@@ -29,6 +29,7 @@ from tflabench.kernels.common.device import figures_of
 from tflabench.kernels.common.launching import enqueue
 from tflabench.kernels.common.places import tiles_of
 from tflabench.kernels.common.sizes import Sizes
+from tflabench.kernels.common.tensors import floats
 from tflabench.kernels.scalar.gates import Exponents
 from tflabench.kernels.scalar.plan import hopper as plans
 from tflabench.kernels.scalar.plan.hopper_shapes import TILE
@@ -244,7 +245,7 @@ def forward(arguments: Arguments, options: KernelOptions) -> tuple[Tensor, State
     sizes = plan.h.sizes
     kept = None if plan.h.kept is None else _empty_states(sizes, B, plan.h.kept.count, q.device)
     # First, for h may read copies before it waits for a kernel (`WalkConfig.load_early`).
-    q, k, v_aligned, skip = aligned(-q if scale < 0 else q), aligned(k), aligned(v), weights(skip)
+    q, k, v_aligned, skip = aligned(-q if scale < 0 else q), aligned(k), aligned(v), floats(skip)
     if places:
         shape, m_0, (f, i) = (B, H, places.count), None, places.gates(f, i, gate, m_0)
     log_f, m, e = exponents(f, i, gate, shape, m_0, abs(scale))
@@ -352,7 +353,7 @@ def initial_matrices(state: State | None, sizes: Sizes) -> Matrices:
         lacking = sizes.d_qk - C.shape[-2]
         C = torch.nn.functional.pad(C, (0, sizes.d_hv - C.shape[-1], 0, lacking))
         n = None if n is None else torch.nn.functional.pad(n, (0, lacking))
-    return Matrices(*(None if x is None else x.float().contiguous() for x in (C, n)))
+    return Matrices(floats(C), floats(n))
 
 
 def exchange_of(options: KernelOptions, q: Tensor, v: Tensor, sizes: Sizes) -> Callable[[Matrices], Matrices] | None:
@@ -371,11 +372,6 @@ def columns_of(states: Matrices, q: Tensor, v: Tensor) -> Matrices:
         C = C[..., :d_qk, :d_hv].contiguous()
         n = None if n is None else n[..., :d_qk].contiguous()
     return Matrices(C, n)
-
-
-def weights(skip: Tensor | None) -> Tensor | None:
-    """Return skip (H,) as the kernels take it."""
-    return None if skip is None else skip.float().contiguous()
 
 
 def restored(gate: Gate, saved: tuple[Tensor, ...]) -> tuple[Tensor | None, Exponents, Tensor | None]:

@@ -1,9 +1,6 @@
 """Plan the fused kernels: which launches make h and its gradients, over which segments, by how many programs.
 
-A walk carries a state over tiles of 64 steps and makes one output. h is one walk. Where a sequence has segments, a
-state pass makes what they start from. Backward is a walk each for dq, dk and dv, of dk and dv one where a program can
-hold the whole of dC. Where states are 64 by 64 and heads share q and k, or heads are of 32, two state passes write C
-before and dC after every tile instead, and one kernel makes all gradients of a tile.
+docs/kernels.md has what each of them does.
 """
 
 from __future__ import annotations
@@ -384,7 +381,6 @@ def of_documents(
 
     Args:
         sizes: of one sequence, whose steps are those of all tiles.
-        gate_gradients: with row sums, of which those of the gates are made.
     """
     asked, sizes = sizes, held(sizes)
     cut, d_qk, d_hv = Segments(cdiv(sizes.steps, TILE), 1, count), sizes.d_qk, sizes.d_hv

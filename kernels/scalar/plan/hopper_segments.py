@@ -1,11 +1,10 @@
 """Cut sequences into segments, so that the programs of the fused kernels fill a GPU: the L of "auto".
 
-One segment where batch * heads programs fill it, else segments of which each is a program or several. With n of them a
-walk takes (rounds of programs) * (tiles a segment) times of a tile, at one program a multiprocessor. A state pass over
-all segments but one goes before it. n depends on the next power of two of tiles: torch.compile, for which T may be a
-symbol, compiles once for each. Forward has more programs than backward where two share a state (`WalkShape.filling`),
-so it is cut into fewer segments where no backward is to come, and before one where that is worth it
-(`chosen_for_forward`).
+With n segments a walk takes (rounds of programs) * (tiles a segment) times of a tile, at one program a multiprocessor,
+and a state pass over all segments but one goes before it. n depends on the next power of two of tiles: torch.compile,
+for which T may be a symbol, compiles once for each. Forward has more programs than backward where two share a state
+(`WalkShape.filling`), so it is cut into fewer segments where no backward is to come, and before one where that is worth
+it (`chosen_for_forward`).
 
 Costs are in us, and follow to the bit from ratios of programs to multiprocessors: `Device.times` changes no choice. A
 tile takes as long as a program waits for itself, as measured on sm_90, or as the memory takes for

@@ -203,10 +203,8 @@ class Plan:
     """Everything that forward and backward of a call launch.
 
     Attributes:
-        sizes, chunk_size: of the call; the chunk size is that of `fitting`.
+        chunk_size: that of `fitting`.
         element_bytes: of an element of q.
-        forward_states, backward_states: the walks for C and dC.
-        h, dq, dk, dv: the launches of the parallel kernel.
     """
 
     sizes: Sizes
@@ -300,7 +298,6 @@ def takes_documents(sizes: Sizes, device: Device, lengths: list[int], *, states:
     Args:
         sizes: of the documents end to end.
         lengths: their steps.
-        states: whether states go in or out.
     """
     launches = 1 + sum(a != b for a, b in pairwise(lengths))
     if not states or launches == 1:

@@ -16,15 +16,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tflabench.kernels.common import device, tiling
+from tflabench.kernels.common import device
 from tflabench.kernels.common.contract import Arguments, KernelOptions, Kernels
 from tflabench.kernels.common.cover import cdiv
 from tflabench.kernels.common.descriptors import aligned, made_like
 from tflabench.kernels.common.device import float32_precision
 from tflabench.kernels.common.places import Places, places_of_chunks, table_of, tiles_of
 from tflabench.kernels.common.places import fitting as fitting_documents
-from tflabench.kernels.common.sizes import Sizes, refuses_dtype
-from tflabench.kernels.common.tensors import sum_shared, unflatten
+from tflabench.kernels.common.sizes import Sizes
+from tflabench.kernels.common.tensors import floats, sum_shared, unflatten
 from tflabench.kernels.scalar import gates
 from tflabench.kernels.scalar.gates import GradientSums
 from tflabench.kernels.scalar.plan import tfla as plans
@@ -54,16 +54,9 @@ def kernels(levels: int) -> Kernels:
 def refuses(q: Tensor, v: Tensor, *, gate: Gate, chunk_size: int, config: object = None, levels: int = 2) -> str | None:
     """Return why these kernels cannot run on q (B, H, T, d_qk) and v (B, H, T, d_hv), or None if they can."""
     del gate  # all of them
-    if reason := device.refuses_device(q):
-        return reason
-    dtype = str(q.dtype).removeprefix("torch.")
-    if reason := refuses_dtype(dtype, tiling.DTYPES) or plans.refuses_sizes(
-        q.shape[-1], v.shape[-1], chunk_size, levels
-    ):
-        return reason
     if config is not None and not isinstance(config, TileConfig):
         return f"takes a TileConfig as config, not a {type(config).__name__}"
-    return None
+    return device.refuses_tensors(q, v, chunk_size, None, functools.partial(plans.refuses_sizes, levels=levels))
 
 
 def default_chunk_size(q: Tensor, v: Tensor, *, gate: Gate, backward: bool = True, levels: int = 2) -> int:
@@ -97,13 +90,10 @@ def empty_saved(q: Tensor, v: Tensor, options: KernelOptions) -> tuple[Tensor, .
 def forward(arguments: Arguments, options: KernelOptions) -> tuple[Tensor, State | None, tuple[Tensor, ...]]:
     """Return H, the last state or None, and what `backward` needs and does not get as inputs.
 
-    Args:
-        arguments: as `backends.Kernels` has them; q, k and v one of DTYPES.
-        options: chunk_size is a multiple of 16. `state_dtype` is that of chunk states, where it is narrower than what
-            q's dtype calls for. The last state costs nothing: the walk over chunk states ends with it.
+    The last state costs nothing: the walk over chunk states ends with it.
     """
     q, k, v = aligned(arguments.q), aligned(arguments.k), aligned(arguments.v)
-    inputs = Inputs(q, k, v, _weights(arguments.skip))
+    inputs = Inputs(q, k, v, floats(arguments.skip))
 
     def walked(initial: State | None, dtype: torch.dtype | None) -> tuple[Call, SequenceStates, State]:
         placed = placed_gates(arguments._replace(initial=initial), options)
@@ -139,7 +129,7 @@ def backward(
     plan = call.plan
     C_0, n_0 = _matrices(initial)
     dtype = _stored(q.dtype, options.state_dtype)
-    inputs = Inputs(q, k, v, _weights(skip), dh, inverse=saved[0] if gate.normalize else None)
+    inputs = Inputs(q, k, v, floats(skip), dh, inverse=saved[0] if gate.normalize else None)
     states, n_states, *_ = walk(call, plan.forward_states, ChunkInputs(k, v, C_0, n_0), dtype)
     side = ChunkInputs(q, dh, inverse_denominator=inputs.inverse, other=states, reverse=True)
     dC, dn = _matrices(d_last)
@@ -179,15 +169,10 @@ def backward(
     return (*grads, made_like(back.last, initial.C), made_like(dn_0, initial.n), *dskip)
 
 
-def _weights(skip: Tensor | None) -> Tensor | None:
-    return None if skip is None else skip.float().contiguous()
-
-
 class GatesOfCall(NamedTuple):
     """The gates of a call as kernels take them.
 
     Attributes:
-        f, i: pre-activations, of documents by places.
         m_0: the stabilisers before the first step, None for none; of documents they are in the gaps of i.
         places: of documents, None for sequences.
     """
@@ -232,8 +217,7 @@ def _matrices(state: State | None) -> tuple[Tensor | None, Tensor | None]:
     """Return C and n as the kernels take them."""
     if state is None:
         return None, None
-    C, n = (None if x is None else x.float().contiguous() for x in (state.C, state.n))
-    return None if C is None else aligned(C), n
+    return aligned(state.C.float().contiguous()), floats(state.n)
 
 
 def _n_gradients(call: Call, dn: Tensor, places: Places | None) -> tuple[Tensor, Tensor, Tensor]:
