@@ -183,7 +183,7 @@ class TestPaper:
         alone = paper.fig17("sig", "fw", rows)
         assert "hold none of these kernels" in words(alone)
         assert alone.rows is None
-        assert "nxai_exp_xl" in named(paper.fig17("exp", "fw", rows))  # a sweep of one point
+        assert "mlstm_kernels xl_chunk" in named(paper.fig17("exp", "fw", rows))  # a sweep of one point
 
     def test_a_gpu_without_specs(self, tmp_path, monkeypatch):
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
