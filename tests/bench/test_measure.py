@@ -163,7 +163,7 @@ def run():
 
 for mebibytes in (8, 96):
     memory = memory_of(run, torch.device("cpu"), held_bytes=kept.nbytes)
-    print(memory.extra_bytes, memory.peak_bytes)
+    print(memory["extra_bytes"], memory["peak_bytes"])
 """
     printed = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
     for mebibytes, line in zip((8, 96), printed.splitlines(), strict=True):
@@ -217,8 +217,8 @@ def test_cuda_times_and_memory():
     assert 1e13 < 2 * n**3 / turn.ms * 1e3 < 3e15
     assert standard_error([turn]) < 0.02
     memory = memory_of(lambda: a @ a, device, a.nbytes)
-    assert memory.extra_bytes >= a.nbytes
-    assert memory.peak_bytes - memory.extra_bytes == torch.cuda.memory_allocated(device)
+    assert memory["extra_bytes"] >= a.nbytes
+    assert memory["peak_bytes"] - memory["extra_bytes"] == torch.cuda.memory_allocated(device)
 
 
 @pytest.mark.gpu

@@ -53,14 +53,6 @@ def require_timers() -> None:
             raise RuntimeError(f"a plugin replaces {holder.__name__}.{name}, which times are taken with")
 
 
-@dataclass(frozen=True)
-class Memory:
-    """Bytes: `peak_bytes` with the inputs, `extra_bytes` what one call needed on top of what was there before it."""
-
-    peak_bytes: int
-    extra_bytes: int
-
-
 def take_turn(
     run: Callable[[], object],
     device: torch.device,
@@ -104,8 +96,8 @@ def take_turn(
     return Turn(samples, warmup, sampler.timer, sampler.host_ms, unseen_ms)
 
 
-def memory_of(run: Callable[[], object], device: torch.device, held_bytes: int) -> Memory:
-    """Peak memory of one call, in a pass of its own.
+def memory_of(run: Callable[[], object], device: torch.device, held_bytes: int) -> dict[str, int]:
+    """Return the columns `peak_bytes` and `extra_bytes` of one call, in a pass of its own.
 
     On CUDA the allocator's peak; on Linux CPUs the growth of the process's peak resident size, on top of `held_bytes`
     (inputs and output gradient), so that both count the same things.
@@ -118,13 +110,13 @@ def memory_of(run: Callable[[], object], device: torch.device, held_bytes: int) 
         run()
         synchronize(device)
         peak = torch.cuda.max_memory_allocated(device)
-        return Memory(peak, peak - before)
+        return {"peak_bytes": peak, "extra_bytes": peak - before}
     if sys.platform == "linux":
         ctypes.CDLL(None).malloc_trim(0)  # free pages go back to the system
     before = _reset_peak_resident()
     run()
     extra = max(0, _peak_resident() - before)
-    return Memory(held_bytes + extra, extra)
+    return {"peak_bytes": held_bytes + extra, "extra_bytes": extra}
 
 
 class _HostSampler:

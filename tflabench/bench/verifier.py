@@ -43,7 +43,7 @@ def points_to_verify(
 
 def verify(
     points: Iterable[Point], machine: Machine, *,
-    plugins: Sequence[str], budget_s: float, timeout_s: float, memory_limit: int | None = None,
+    plugins: Sequence[str], budget_s: float, timeout_s: float,
 ) -> Verified:  # fmt: skip
     """Compare points with float64, in a process of their own, up to an interrupt.
 
@@ -51,12 +51,10 @@ def verify(
         budget_s: that the check of one point may take.
         timeout_s: after which a point ends with the status "timeout". Those that ask no less (`asks_no_less`) do from
             then on without being tried.
-        memory_limit: bytes of the host that the process may take; None for the machine's.
     """
-    limit = machine.host_memory_limit if memory_limit is None else memory_limit
     results: list[dict[str, Any]] = []
     slow: list[Point] = []
-    with one_worker(machine.kind, plugins, limit) as workers:
+    with one_worker(machine.kind, plugins, machine.host_memory_limit) as workers:
         try:
             for point in points:
                 impl, problem = point.implementation, point.problem

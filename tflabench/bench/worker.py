@@ -209,7 +209,7 @@ class Worker:
             "compile_s": max(0.0, ready.first_call_s - tuned.seconds),
             "check_s": checked,
             **tuned.columns(),
-            **asdict(memory),
+            **memory,
             "digest": ready.digest | digest(self._results(ready)),
         }
 

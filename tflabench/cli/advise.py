@@ -34,8 +34,7 @@ Budget = Annotated[
     int | None,
     options.memory(options.PROBLEM, options.BUDGET, "--memory-budget", show_default="all that the GPU has"),
 ]
-TOP = "Print so many choices."
-Top = Annotated[int, options.option(options.OUTPUT, "N", TOP, min=1, max=options.MOST_CHOICES)]
+TOP = 10  # choices that are printed
 
 
 BOUND = "The published bound knows no pointwise work, no launches and no products that are made twice."
@@ -56,7 +55,6 @@ def advise(  # noqa: PLR0913  options
     tokens: Tokens = None,
     memory_budget: Budget = None,
     gpu: options.GpuName = None,
-    top: Top = 10,
     plugin: options.Plugin = None,
     as_json: options.Json = False,
 ) -> None:
@@ -77,7 +75,7 @@ def advise(  # noqa: PLR0913  options
     advice = advising.advice(demand, chip, gates, ",".join(impl) if impl else None)
     advice.require_fit()
     document = _document(advice)
-    emit(document, _text(advice, document, top), as_json)
+    emit(document, _text(advice, document), as_json)
 
 
 def _title(advice: Advice) -> str:
@@ -150,7 +148,7 @@ def _left_out(refusals: Iterable[Refused]) -> Iterator[str]:
         yield f"Left out: {name}{f' at L = {sizes}:' if sizes else ''} {refused[0].reason}."
 
 
-def _text(advice: Advice, document: dict[str, Any], top: int) -> Iterator[RenderableType]:
+def _text(advice: Advice, document: dict[str, Any]) -> Iterator[RenderableType]:
     """Yield the choices in the order of their ranks, those that more memory buys, and where the numbers come from."""
     from rich.text import Text
 
@@ -187,7 +185,7 @@ def _text(advice: Advice, document: dict[str, Any], top: int) -> Iterator[Render
         TableColumn("", mark, "<"),
     ]
     yield Text(_title(advice), style="bold")
-    yield FittedTable(columns, document["ranked"][:top])
+    yield FittedTable(columns, document["ranked"][:TOP])
     yield Text("The frontier: what more memory buys, in steps of more than 1% of the time.", style="bold")
     for choice in advice.frontier:
         yield (

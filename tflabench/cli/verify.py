@@ -23,7 +23,6 @@ def verify(
     device: options.Device = "auto",
     verify_seconds: Annotated[float, options.seconds(options.HOW, options.VERIFY)] = 30.0,
     timeout: options.Timeout = 600.0,
-    memory_limit: options.MemoryLimit = None,
     out: Annotated[Path | None, out_folder("no errors.csv is written")] = None,
     json_: options.Json = False,
 ) -> None:
@@ -43,7 +42,7 @@ def verify(
     note = stderr()
     results, facts, interrupted = verifier.verify(
         track(points, "", console=note, transient=True), machine,
-        plugins=plugin or (), budget_s=verify_seconds, timeout_s=timeout, memory_limit=memory_limit,
+        plugins=plugin or (), budget_s=verify_seconds, timeout_s=timeout,
     )  # fmt: skip
     if out and results:
         note.print(f"Wrote {errors.write_errors(out, results, environment(machine, facts))}")
