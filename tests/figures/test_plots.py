@@ -125,20 +125,6 @@ def test_a_single_point_beside_lines_is_a_grey_dot():
     assert line.get_marker() == "o"
 
 
-def test_of_ours_that_lie_on_each_other_one_is_highlighted():
-    def two(over: float) -> set[str]:
-        ours = lengths(("tfla_sig_xl",), ("fw",))
-        near = [
-            r.model_copy(update={"implementation": "hopper_sig", "ms_median": over * (r.ms_median or 0)}) for r in ours
-        ]
-        figure = made([*ours, *near, *lengths(("sdpa_flash",), ("fw",))], ["runtime"])["runtime-seq_len"]
-        assert ("within 8% of" in " ".join(figure.caption)) == (over < 1.08)
-        return set(lit(figure.panels[0])) - {"sdpa_flash"}
-
-    assert two(1.05) == {"tfla_sig_xl"}
-    assert two(1.2) == {"tfla_sig_xl", "hopper_sig"}
-
-
 def test_throttled_points_are_named_in_the_caption_and_not_hollow():
     rows = [r.model_copy(update={"throttled": r.seq_len == 1024}) for r in lengths(("tfla_sig_xl",), ("fw",))]
     figure = made(rows, ["runtime"])["runtime-seq_len"]

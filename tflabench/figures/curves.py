@@ -13,7 +13,7 @@ import pandas as pd
 from tflabench.figures.axes import CROSS_LEVEL, SweptAxis, held, labels, linear, swept, upwards
 from tflabench.figures.captions import caption, legend_name, missing, places, provenance
 from tflabench.figures.facets import Slice, split
-from tflabench.figures.highlights import NEAR, chosen, device_name, finding, near, title
+from tflabench.figures.highlights import chosen, device_name, finding, title
 from tflabench.figures.looks import DARK_GREY, GREY, Look, owners
 from tflabench.figures.model import Band, Bars, Circle, Cross, Curve, Figure, Ink, Item, Key, Panel
 from tflabench.figures.quantities import (
@@ -258,15 +258,7 @@ def notes(chart: Chart, source: Source, panels: Sequence[Panel], single: bool = 
     rows = chart.part.rows
     names = set(rows["implementation"])
     yield "Highlighted: " + ("; ".join(legend_name(chart.looks[n], n, rows) for n in chart.names) or "nothing") + "."
-    grey: list[str] = []
-    for name in (name for name in chart.looks if name in names and name not in chart.names):
-        beside = [
-            leader_name for leader_name in chart.names if chart.looks[leader_name].owner == chart.looks[name].owner
-        ]
-        leader = near(rows, chart.quantity, name, beside)
-        within = f", within {NEAR:.0%} of {chart.looks[leader].title}" if leader else ""
-        grey.append(legend_name(chart.looks[name], name, rows) + within)
-    if grey:
+    if grey := [legend_name(chart.looks[n], n, rows) for n in chart.looks if n in names and n not in chart.names]:
         yield f"Grey: {'; '.join(grey)}. --highlight NAMES names others."
     shown = owners(chart.looks[name] for name in chart.names)
     yield f"Colours: {', '.join(f'{of_owner.name} {of_owner.colour}' for of_owner in shown)}."

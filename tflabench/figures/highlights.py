@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
@@ -20,7 +20,6 @@ from tflabench.rows.schema import Row
 from tflabench.theory.hardware import short_device
 
 MOST = 7  # highlighted series in a figure
-NEAR = 0.08  # of ours that lie no farther apart, a figure highlights one
 SYMBOLS = {"seq_len": "T", "chunk_size": "L", "d_hv": "d_hv", "d_qk": "d_qk", "heads": "heads", "batch": "batch"}
 
 
@@ -31,8 +30,7 @@ def chosen(
 
     Without patterns: the best of each owner, of ours the best mLSTM; then more of ours, then more of the others. Those
     with less than half as many points as the longest line come last; of lines over an `axis` no single point is one.
-    Nor is one of ours that runs within NEAR of a better one, nor plain PyTorch where there is a kernel of ours. What is
-    published to be read comes where there is room.
+    Nor is plain PyTorch where there is a kernel of ours. What is published to be read comes where there is room.
     """
     measured = rows[rows["timed"] & (rows[quantity.column] > 0)]
     place = ["pass", "seq_len", "batch", "dtype"]
@@ -52,36 +50,12 @@ def chosen(
     if axis and max(points.values(), default=0) > 2:
         over = set(measured.loc[measured[axis].notna(), "implementation"])  # the axis means nothing to others
         foreground = [name for name in foreground if points[name] > 1 or name not in over]
-    apart: list[str] = []
-    for name in sorted(ours.intersection(foreground), key=lambda name: (families[name] != "mlstm", best.index(name))):
-        if near(measured, quantity, name, apart) is None:
-            apart.append(name)
-    foreground = [name for name in foreground if name not in ours or name in apart]
     leading = []
     for group_owner in owners(looks.values()):
         of_owner = [name for name in foreground if owner_of[name] == group_owner and group_owner.role != "published"]
         leading += sorted(of_owner, key=lambda name: name in ours and families[name] != "mlstm")[:1]
     rest = sorted((name for name in foreground if name not in leading), key=lambda name: name not in ours)
     return tuple(sorted([*leading, *rest][:MOST], key=lambda name: (excess[name], name)))
-
-
-def near(rows: Rows, quantity: Quantity, name: str, leaders: Iterable[str]) -> str | None:
-    """Return the first of `others` that an implementation runs within NEAR of wherever both have a point; None of none.
-
-    Lines meet at two places at least.
-    """
-    place = ["pass", "seq_len", "batch", "dtype", "heads", "d_hv", "chunk_asked"]
-    timed = rows[rows["timed"] & (rows[quantity.column] > 0)].astype({"chunk_asked": str})
-    times = timed.set_index(place)[["implementation", quantity.column]]
-    of = times[times["implementation"] == name][quantity.column]
-    for leader in leaders:
-        shared = of.to_frame("a").join(
-            times[times["implementation"] == leader][quantity.column].rename("b"), how="inner"
-        )
-        ratios = np.abs(np.log(shared["a"].astype(float) / shared["b"].astype(float)))
-        if len(shared) > 1 and bool((ratios <= math.log(1 + NEAR)).all()):
-            return leader
-    return None
 
 
 def require(patterns: Sequence[str], names: Collection[str], option: str) -> None:
