@@ -166,32 +166,26 @@ class Comparisons:
         return [each.value for each in over if each and not each.bound]
 
 
-def table(measured: Comparisons, subject: str, settings: Mapping[str, Setting], link: str) -> Iterator[str]:
-    """Yield a line a setting: for each pass ours, the fastest peer, their ratio and its range, and links to rows.
+def table(measured: Comparisons, subject: str, settings: Mapping[str, Setting], results: str) -> Iterator[str]:
+    """Yield a line a setting: for each pass ours, the fastest peer, their ratio with a link to its rows, and its range.
 
     Settings at which nothing of today's kernels was measured are left out.
 
     Args:
         subject: what the titles of settings are.
-        link: where the folders of H100s lie, from the page that has the table.
+        results: where the folders of H100s lie, from the page that has the table.
     """
-    columns = ("ours", "fastest peer", "ratio", "range")
-    yield (
-        f"| {subject} | heads of d_qk/d_hv, sequences x T | {' | '.join(columns)} | "
-        f"+ backward: {' | '.join(columns)} | rows |"
-    )
-    yield "|---|---|" + "---:|---|---:|---:|" * len(PASSES) + "---|"
+    columns = " | ".join(("ours", "fastest peer", "ratio", "range"))
+    yield f"| {subject} | heads of d_qk/d_hv, sequences x T | {columns} | + backward: {columns} |"
+    yield "|---|---|" + "---:|---|---:|---:|" * len(PASSES)
     for title, setting in settings.items():
         pairs = [measured.best(setting, pass_) for pass_ in PASSES]
-        if not any(pairs):
-            continue
-        cells = [cell for pair in pairs for cell in _cells(measured, setting, pair)]
-        folders = dict.fromkeys(measured.folder[pair.ours.run_id].name for pair in pairs if pair)
-        links = ", ".join(f"[{folder}]({link}/{folder}/times.csv)" for folder in folders)
-        yield f"| {' | '.join([title, str(setting), *cells, links])} |"
+        cells = [cell for pair in pairs for cell in _cells(measured, setting, pair, results)]
+        if any(pairs):
+            yield f"| {' | '.join([title, str(setting), *cells])} |"
 
 
-def _cells(measured: Comparisons, setting: Setting, pair: Beside | None) -> list[str]:
+def _cells(measured: Comparisons, setting: Setting, pair: Beside | None, results: str) -> list[str]:
     if pair is None or pair.peer is None:
         return [milliseconds(pair.ours) if pair else "", "", "", ""]
     elsewhere = ELSEWHERE * (measured.triton(pair.peer) != measured.usual_triton)
@@ -202,7 +196,8 @@ def _cells(measured: Comparisons, setting: Setting, pair: Beside | None) -> list
     shown = f"{over.bound}{value} ± {over.margin:.{len(value.partition('.')[2])}f}"
     values = sorted(measured.ratios(setting, pair.peer))
     ends = [f"{end:.1f}" if end >= 1 else f"{end:.2f}" for end in values[:: len(values) - 1]] if len(values) > 1 else []
-    return [milliseconds(pair.ours), peer, shown, " to ".join(dict.fromkeys(ends))]
+    rows = f"{results}/{measured.folder[pair.ours.run_id].name}/times.csv"
+    return [milliseconds(pair.ours), peer, f"[{shown}]({rows})", " to ".join(dict.fromkeys(ends))]
 
 
 def figure(measured: Comparisons) -> Figure:
