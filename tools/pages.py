@@ -76,8 +76,8 @@ def readme_table(results: Path) -> Iterator[str]:
         f"{torches}, driver {drivers} and protocol {protocols} by `tflabench sweep --preset NAME`. A ratio links its "
         "rows: their folder begins with the name of the preset, and its commit stands in "
         "[Sources](docs/results.md#sources). The host enqueues as fast as the GPU works from about "
-        f"{waits[0]:,} tokens a call on forward, and {waits[1]:,} with backward (`host_ms` of ours in Fig. 4); with fewer, eager PyTorch "
-        "waits for the host."
+        f"{waits[0]:,} tokens a call on forward, and {waits[1]:,} with backward (`host_ms` of ours in Fig. 4); with "
+        "fewer, eager PyTorch waits for the host."
     )
 
 
