@@ -335,7 +335,6 @@ def test_the_colour_says_whose_kernel_it_is(name, whose):
 @pytest.mark.parametrize(("low", "high"), [(0.3, 0.4), (1, 7), (0.5, 60), (1e-3, 1e5), (99, 101), (1, 1e14)])
 def test_logarithmic_axes_have_a_few_ticks_within_their_limits(low, high):
     axis = axes.logarithmic("x [y]", low, high)
-    assert axis.limits
     assert axis.limits[0] < low < high < axis.limits[1]
     assert 2 <= len(axis.ticks) <= 10
     assert all(axis.limits[0] <= value <= axis.limits[1] for value, _ in axis.ticks)

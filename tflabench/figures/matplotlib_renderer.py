@@ -6,7 +6,7 @@ Matplotlib's constrained layout places panels and legends.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from textwrap import fill
 from typing import Any
@@ -16,7 +16,6 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm, Normalize, to_hex, to_rgb
 from matplotlib.figure import Figure as Drawing
-from matplotlib.figure import SubFigure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import NullLocator
@@ -94,7 +93,7 @@ def draw(figure: Figure) -> Drawing:
         drawing.text(EDGE / width, 0, heads[1], va="top", fontsize=SMALL, color="0.35"),
     ]
     same_x = len({panel.x.label for panel in figure.panels}) == 1
-    grid = list(_grid(drawing, rows))
+    grid = drawing.subplots(len(rows), len(rows[0]), squeeze=False)
     for axes, panels in zip(grid, rows, strict=True):
         for ax, panel in zip(axes, panels, strict=True):
             _panel(ax, panel, not same_x or panels is rows[-1], PANEL_LETTERS // figure.columns)
@@ -116,17 +115,6 @@ def write(figure: Figure, path: Path) -> None:
     draw(figure).savefig(path, metadata=UNDATED.get(path.suffix.lstrip(".")))
 
 
-def _grid(drawing: Drawing, rows: Sequence[Sequence[Panel]]) -> Iterator[list[Axes]]:
-    """Yield the axes of each row; rows have margins of their own where some have the long labels of bars."""
-    bars = {any(isinstance(item, Bars) for item in row[0].items) for row in rows}
-    columns = len(rows[0])
-    if len(bars) > 1:
-        parts: list[SubFigure] = list(drawing.subfigures(len(rows), 1))  # type: ignore[arg-type]
-        yield from (list(part.subplots(1, columns, squeeze=False)[0]) for part in parts)
-    else:
-        yield from map(list, drawing.subplots(len(rows), columns, squeeze=False))
-
-
 def _panel(ax: Axes, panel: Panel, label_x: bool, letters: int) -> None:
     """Draw a panel. Its axes are set before its items, some of which ask for the limits."""
     _set(ax, "x", panel.x, label_x)
@@ -144,10 +132,8 @@ def _set(ax: Axes, side: str, axis: Axis, labelled: bool) -> None:
     """Set scale, limits, ticks and label of one axis."""
     axis_drawn = ax.xaxis if side == "x" else ax.yaxis
     ax.set(**{f"{side}scale": axis.scale, f"{side}label": axis.label if labelled else ""})
-    if axis.limits:
-        ax.set(**{f"{side}lim": axis.limits})
-    if axis.ticks:
-        axis_drawn.set_ticks([value for value, _ in axis.ticks], [label for _, label in axis.ticks])
+    ax.set(**{f"{side}lim": axis.limits})
+    axis_drawn.set_ticks([value for value, _ in axis.ticks], [label for _, label in axis.ticks])
     axis_drawn.set_minor_locator(NullLocator())
 
 

@@ -34,14 +34,14 @@ class Axis:
 
     Attributes:
         label: what it shows, with the unit in brackets.
-        limits: lowest and highest value shown; None leaves them to what is drawn.
-        ticks: (value, words) of each tick; empty leaves them to the renderer.
+        limits: lowest and highest value shown.
+        ticks: (value, words) of each tick.
     """
 
     label: str
-    scale: Scale = "linear"
-    limits: tuple[float, float] | None = None
-    ticks: tuple[tuple[float, str], ...] = ()
+    scale: Scale
+    limits: tuple[float, float]
+    ticks: tuple[tuple[float, str], ...]
 
 
 @dataclass(frozen=True)

@@ -297,7 +297,7 @@ def fig16(variant: FigureRequest) -> Figure:
         ]
     shared = _panels(panels, OVER_DIMENSIONS, _from_zero("L of fewest FLOPs [tokens]", *panels.values()))
     return variant.figure(
-        f"the L of fewest FLOPs stays below {shared[0].y.limits[1]:.0f}",  # type: ignore[index]
+        f"the L of fewest FLOPs stays below {shared[0].y.limits[1]:.0f}",
         setting="eq. 111",
         panels=shared,
         caption=[f"{variant.counted}."],

@@ -28,13 +28,14 @@ def draw(panel: Panel) -> dict[str, Any]:
     """Return the panel as {"data": traces, "layout": layout}; its legend has lines in the order in which they end."""
     bars = [len(item.labels) for item in panel.items if isinstance(item, Bars)]
     height = max([HEIGHT, *(BAR * count + MARGIN["t"] + MARGIN["b"] for count in bars)])
+    middle = {"x": 0.5, "y": 0.5, "xref": "paper", "yref": "paper", "showarrow": False, "font": {"size": 14}}
     layout: dict[str, Any] = {
         "height": height,
         "margin": MARGIN,
         "xaxis": _axis(panel.x),
         "yaxis": _axis(panel.y) | ({"automargin": True} if bars else {}),
         "yaxis2": {"overlaying": "y", "range": [0, 1], "visible": False, "fixedrange": True},
-        "annotations": _words(panel),
+        "annotations": [middle | {"text": escape(panel.empty)}] if panel.empty else [],
         "showlegend": True,
         "legend": {"traceorder": "normal", "font": {"size": 11}, "itemclick": False, "itemdoubleclick": False},
         "hovermode": "closest",
@@ -117,20 +118,12 @@ DRAWN: dict[type, Callable[[Any], list[Trace]]] = {Curve: _curve, Band: _band, B
 
 
 def _axis(axis: Axis) -> dict[str, Any]:
-    drawn: dict[str, Any] = {
-        "type": axis.scale, "title": {"text": escape(axis.label), "standoff": 8}, "zeroline": False, "fixedrange": True
-    }  # fmt: skip
-    if axis.limits:
-        drawn["range"] = [math.log10(end) if axis.scale == "log" else end for end in axis.limits]
-    if axis.ticks:
-        drawn |= {
-            "tickvals": [value for value, _ in axis.ticks],
-            "ticktext": [escape(text) for _, text in axis.ticks],
-        }
-    return drawn
-
-
-def _words(panel: Panel) -> list[dict[str, Any]]:
-    """Return the words in a panel: why it is empty."""
-    middle = {"x": 0.5, "y": 0.5, "xref": "paper", "yref": "paper", "showarrow": False, "font": {"size": 14}}
-    return [middle | {"text": escape(panel.empty)}] if panel.empty else []
+    return {
+        "type": axis.scale,
+        "title": {"text": escape(axis.label), "standoff": 8},
+        "zeroline": False,
+        "fixedrange": True,
+        "range": [math.log10(end) if axis.scale == "log" else end for end in axis.limits],
+        "tickvals": [value for value, _ in axis.ticks],
+        "ticktext": [escape(text) for _, text in axis.ticks],
+    }

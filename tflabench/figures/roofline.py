@@ -239,7 +239,6 @@ def under(
     """
     marks = [*sizes.values(), *(roof.ceilings.intensity for roof in roofs), *(x for curve in points for x in curve.x)]
     x = logarithmic(f"{names[0]} [FLOP/byte]", min(marks or [1.0]) / 1.5, max(marks or [1.0]) * 1.5)
-    assert x.limits
     lines = []
     for roof in roofs:
         corners = np.array([x.limits[0], roof.ceilings.intensity, x.limits[1]])
