@@ -163,11 +163,6 @@ def _text(advice: Advice, document: dict[str, Any]) -> Iterator[RenderableType]:
     def error(row: dict[str, Any]) -> str | None:
         return row["held_out_error"] and f"+-{row['held_out_error']['median']:.0%}"
 
-    def side(row: dict[str, Any]) -> str:
-        """Return on which side of its bounds a time is, "" where it is between them."""
-        above = row["call_ms"] > row["model_ms_upper"]
-        return "" if row["outside_bounds"] is None else "above" if above else "below"
-
     columns = [
         TableColumn("kernel", "implementation"),
         TableColumn("L", "chunk_size", ">"),
@@ -177,7 +172,6 @@ def _text(advice: Advice, document: dict[str, Any]) -> Iterator[RenderableType]:
         TableColumn(
             "bounds\nms", lambda row: f"{row['model_ms_lower']:.3g} to {row['model_ms_upper']:.3g}", ">", drop=4
         ),
-        TableColumn("", side, drop=4),
         *([TableColumn("calls", lambda row: row["calls"] * demand.layers, "d", drop=2)] if steps else []),
         *([TableColumn("step\nms", "step_ms", ".4g")] if steps else []),
         TableColumn("memory\nGiB", lambda row: row["memory_bytes"] / 2**30, ".2f"),

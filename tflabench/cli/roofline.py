@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 SIZES = "Mark these L: 64,128 or 16:4096:x4."
 Sizes = Annotated[str, options.option(options.PROBLEM, "VALUES", SIZES, "--chunk-size")]
 ROOFS = "Draw the roofs of these GPUs, comma-separated."
-Gpus = Annotated[str, options.option(options.CHIP, "NAMES", ROOFS, "--gpu", autocompletion=options.complete_gpu_lists)]
+Gpus = Annotated[str, options.option(options.CHIP, "NAMES", ROOFS, "--gpu", autocompletion=options.complete_gpus)]
 
 
 @app.command("roofline")

@@ -220,7 +220,8 @@ def roofs(gpus: Sequence[Gpu]) -> list[Roof]:
     inks, by_name = cycle(OTHERS), {}
     for gpu in gpus:
         name = short(gpu) if short(gpu) not in by_name else gpu.name
-        by_name[name] = Roof(gpu.ceilings, roof_name(name, gpu.ceilings), INKS.get(name) or next(inks))
+        label = f"{name}: {rate(gpu.ceilings.flops_per_s)}, {gpu.ceilings.bytes_per_s / 1e12:.3g} TB/s"
+        by_name[name] = Roof(gpu.ceilings, label, INKS.get(name) or next(inks))
     return list(by_name.values())
 
 
@@ -256,11 +257,6 @@ def unit(rates: Iterable[float]) -> tuple[str, float]:
 def rate(flops_per_s: float) -> str:
     """Return a rate in FLOP/s with its unit."""
     return f"{flops_per_s / 1e12:,.4g} TFLOP/s" if flops_per_s >= 1e12 else f"{flops_per_s / 1e9:,.4g} GFLOP/s"
-
-
-def roof_name(name: str, ceilings: Ceilings) -> str:
-    """Return the words at a roof: whose it is, its rate and its bandwidth."""
-    return f"{name}: {rate(ceilings.flops_per_s)}, {ceilings.bytes_per_s / 1e12:.3g} TB/s"
 
 
 def intensity_rules(gpus: Sequence[Gpu], side: AxisName) -> Iterator[Rule]:

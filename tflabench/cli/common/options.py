@@ -77,20 +77,15 @@ def complete_presets(incomplete: str) -> list[str]:
 
 
 def complete_gpus(incomplete: str) -> list[str]:
-    """Return the known GPUs whose name begins like this.
+    """Return comma-separated GPUs with the last one completed, by the names of known ones.
 
     Words hang together by "-", which `hardware.find` takes for a space: a shell would split the name.
     """
     from tflabench.theory import hardware
 
-    names = (name.replace(" ", "-") for gpu in hardware.KNOWN for name in (gpu.name, *gpu.aliases))
-    return [name for name in dict.fromkeys(names) if name.startswith(incomplete)]
-
-
-def complete_gpu_lists(incomplete: str) -> list[str]:
-    """Return comma-separated GPUs with the last one completed."""
     before, comma, last = incomplete.rpartition(",")
-    return [f"{before}{comma}{name}" for name in complete_gpus(last)]
+    names = (name.replace(" ", "-") for gpu in hardware.KNOWN for name in (gpu.name, *gpu.aliases))
+    return [f"{before}{comma}{name}" for name in dict.fromkeys(names) if name.startswith(last)]
 
 
 # --- What to measure, and how
