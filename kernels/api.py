@@ -309,11 +309,7 @@ def _nothing_written(call: Arguments, gate: Gating) -> State:
 def _run(
     call: Arguments, gate: Gating, chosen: _Chosen, return_last_state: bool, bounds: list[int] | None = None
 ) -> tuple[Tensor, State | None]:
-    """Return h and the last state: by the reference, or by kernels, which return the state only if it is asked for.
-
-    Args:
-        bounds: of documents, for kernels that take them (`_takes_documents`).
-    """
+    """Return h and the last state: by the reference, or by kernels, which return the state only if it is asked for."""
     q, v = call.q, call.v
     setup, scale, L = _prepared(call, gate, chosen)
     implementation = setup.implementation

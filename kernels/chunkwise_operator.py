@@ -47,12 +47,7 @@ def run(
     call: Arguments, setup: Setup, scale: float, chunk_size: int | None, return_last_state: bool,
     bounds: Sequence[int] | None = None,
 ) -> tuple[Tensor, State | None]:  # fmt: skip
-    """Return h and, if asked for, the last state of `api.chunkwise`.
-
-    Args:
-        chunk_size: None lets the kernels choose.
-        bounds: see `KernelOptions`.
-    """
+    """Return h and, if asked for, the last state of `api.chunkwise`; without a chunk size the kernels choose one."""
     q, k, v, f, i, initial, skip = call
     gate = setup.gate
     backward = wants_gradients(q, k, v, f, i, skip, *initial or ())
@@ -190,11 +185,7 @@ def _forward(  # noqa: PLR0913  an operator's schema
 
     Args:
         C, n, m: the state before the first step, float32.
-        chunk_size: None lets the kernels choose.
-        backward: whether there will be one.
-        setup: `setup_key` of all else.
-        skip: (H,), skip v_t is added to h_t.
-        bounds: see `KernelOptions`.
+        setup: `setup_key` of all that is neither a tensor nor a number; see `KernelOptions` for these.
     """
     kernels, options = kernels_and_options(
         q, v, scale, temperature, chunk_size, backward, setup,
@@ -253,7 +244,6 @@ def _backward(  # noqa: PLR0913  an operator's schema
     Args:
         dh, dC_last, dn_last: gradients of h and of the last state; None for a state that nothing depends on.
         saved: what forward returned behind the last state; the other arguments are those of forward.
-        gate_gradients: whether those of f and i are asked for.
     """
     kernels, options = kernels_and_options(
         q, v, scale, temperature, chunk_size, backward, setup, gate_gradients=gate_gradients, bounds=tuple_of(bounds)

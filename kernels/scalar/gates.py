@@ -455,12 +455,10 @@ def exponents(
     f: Tensor, i: Tensor | None, gate: Gate, shape: tuple[int, int, int], m_0: Tensor | None,
     made: Exponents, scale: float,
 ) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
-    """Write `made`, for a q that is scaled by `scale` >= 0.
+    """Write `made`, for a q that is scaled by `scale` >= 0; the other arguments are as of `log_gates`.
 
     On a GPU, which is to have compute capability 9.0, a kernel launched next as a dependent one may start before they
     are there, and must wait for them.
-
-    Args: see `log_gates`.
 
     Returns:
         log f relative to m, and m, (B, H, T) float32; None where the gate is not stabilised.

@@ -25,13 +25,7 @@ from tflabench.kernels.types import Gate
 
 
 class StepInputs(NamedTuple):
-    """Tensors of one step, contiguous.
-
-    Attributes:
-        q, k: (B, G, d_qk), each for consecutive heads of v.
-        v: (B, H, d_hv).
-        f, i: (B, H), pre-activations; of an absent input gate any tensor, which is not read.
-    """
+    """Tensors of one step, contiguous; for an absent input gate any tensor, which is not read."""
 
     q: Any
     k: Any

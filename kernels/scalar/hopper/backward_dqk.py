@@ -119,11 +119,7 @@ class DqkTensors(NamedTuple):
 
 @aggregate
 class Output:
-    """A ring in shared memory of tiles of the output, 128 columns each, on their way to `send`.
-
-    Fields:
-        blocks: [2 * slots, 1, 1, 64, 64], 16 bits.
-    """
+    """A ring in shared memory of tiles of the output, 128 columns each, 16 bits, on their way to `send`."""
 
     ring: Ring
     blocks: gl.shared_memory_descriptor
@@ -212,11 +208,7 @@ def score_and_sum_partition(program, tensors, buffers, exponents_smem):
 def walk_and_sum_tile(program, output, through_smem, i, blocks):
     """Hand 128 columns of the output of the i-th tile of this program to `send`, and its row sums to `score`.
 
-    Args:
-        blocks: 128 rows of the state, [128, 64] each.
-
-    Returns:
-        The blocks after the tile.
+    Return the blocks, 128 rows of the state, [128, 64] each, after the tile.
     """
     config: gl.constexpr = program.config
     inputs, scores = program.inputs, program.scores
@@ -344,11 +336,7 @@ def walk_backward_dqk_with_sums(
     query_desc, key_desc, value_desc, primal_desc, out_desc, tensors, num_items, num_steps, num_tiles, counts,
     config: gl.constexpr,
 ):  # fmt: skip
-    """Compute what `walk_backward_dqk` does, and row sums; launched with 8 warps and maxnreg=128.
-
-    Args:
-        primal_desc: of blocks of q (B, heads, T, d_qk), of which dq is the gradient, or of k.
-    """
+    """Compute what `walk_backward_dqk` does, and row sums; launched with 8 warps and maxnreg=128."""
     SLOTS: gl.constexpr = config.num_slots
     gl.static_assert(SLOTS == 1, "row sums of a tile are handed over with P of the next")
     schedule = Schedule(num_items, num_steps, num_tiles, counts)
@@ -396,7 +384,7 @@ def launch_dqk(
     dk does not wait for the kernel launched just before, which must make nothing that this one reads.
 
     Args:
-        states: C or dC (B, H, segments, d_qk, d_hv) float32: initial is read before each segment, final written after.
+        states: of C or dC.
         diagonal: (column pieces, B, H, T) float32, where dh_t . v_t of their columns goes; dq only.
     """
     q, k, v, exponents, *_ = inputs

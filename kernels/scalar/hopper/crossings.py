@@ -226,8 +226,7 @@ def tile_sums(
     Args:
         qdq, kdk: as for `gate_gradients`, with chunks of one tile.
         cut: the segments of a sequence; of documents, how many there are, of all tiles.
-        starts: what X before these is made of; None where there is one segment, or documents, and X after the last
-            step is 0.
+        starts: what X before these is made of; None as `TileSums.entering`.
     """
     parts, B, H, T = qdq.every.shape
     C_0, _, C, _, more = starts or Starts()
@@ -251,8 +250,7 @@ def through_tiles(sums: TileSums, g: Tensor, cut: Segments, gaps: Tensor | None 
     """Return the sum that passes each tile, Y, (B, H, tiles) float32.
 
     Args:
-        g: base-2 log gates of tiles, (B, H, tiles).
-        cut: as given to that; of documents, a segment has as many tiles as the longest.
+        cut: as given to `tile_sums`; of documents, a segment has as many tiles as the longest.
         gaps: of documents, the tiles before each and behind the last one, where nothing is written.
     """
     B, H, tiles = g.shape

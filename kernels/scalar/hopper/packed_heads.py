@@ -203,10 +203,7 @@ def walk_tile(program, output, work, tile, i, state, PAIR: gl.constexpr, HALF: g
 
     Args:
         output: the descriptor of H; buffers for C^T in 16 bits, [1, 64, 64], and for H, [pairs, 1, 1, 64, 64].
-        state: C^T of the head before the tile, [64, 64] float32.
-
-    Returns:
-        C^T after the tile.
+        state: C^T of the head before the tile, [64, 64] float32; what is returned is C^T after it.
     """
     config: gl.constexpr = program.config
     HEADS: gl.constexpr = config.num_heads

@@ -372,7 +372,6 @@ def accumulate(
     Args:
         kept_desc: of the states before every tile, (B, H, tiles, d_qk, d_hv) in the dtype of qk, written if
             `config.keep_states`.
-        n_ptr: (B, H, segments, d_qk) float32, written if `config.normalise`.
         counts: heads are packs of `config.num_heads`.  The others are as of `forward.walk_forward`.
     """
     STAGES: gl.constexpr = config.num_stages
@@ -407,8 +406,7 @@ class CarriedStates(NamedTuple):
         added: what each part of a segment adds, (rows, parts, elements).
         starts: what each segment starts from, (rows, segments, elements). Where a segment has one part this may be
             `added` itself.
-        before: the state before the first segment of the walk, (rows, elements), or None.
-        after: the state after the last one, (rows, elements), or None.
+        before, after: the states before the first and after the last segment of the walk, (rows, elements), or None.
     """
 
     added: Any
@@ -498,8 +496,8 @@ class SegmentStates(NamedTuple):
     """States that a state pass makes.
 
     Attributes:
-        starts: C (B, H, segments, d_qk, d_hv) and n (B, H, segments, d_qk), or None, before each segment.
-        end: those after the last segment of the walk, without a dimension for segments, or None.
+        starts: before each segment.
+        end: those after the last segment of the walk, without a dimension for segments.
     """
 
     starts: Matrices
@@ -559,9 +557,7 @@ def launch_kept_states(
 ) -> None:
     """Write kept (B, H, tiles, d_qk, d_hv), of qk's dtype: the state before every tile, in the direction of the walk.
 
-    Args:
-        inputs: d_qk and d_hv are 64 at most.
-        initial, final: (B, H, segments, 64, 64) float32: read before and written after each segment, if given.
+    d_qk and d_hv are 64 at most; initial and final are (B, H, segments, 64, 64) float32, as of `States`.
     """
     launch_accumulate(inputs, of, States(initial, final), kept=kept)
 

@@ -501,9 +501,7 @@ def walk_tile(program, output, work, tile, i, first_row, state, HALF: gl.constex
 
     Args:
         output: the descriptor of the output, and a ring of blocks in shared memory on their way there.
-        state: as `load_state` returns it.
-
-    Returns: the state after the tile.
+        state: as `load_state` returns it; what is returned is the state after the tile.
     """
     config: gl.constexpr = program.config
     out_desc, out_smem = output
@@ -605,11 +603,7 @@ def state_partition(program, out_desc, out_smem, HALF: gl.constexpr):
 
 @gluon.jit
 def run_walk(schedule, descs, out_desc, gates, states, diagonal_ptr, config: gl.constexpr):
-    """Compute the output of all work items, and the states after them; a kernel of 4 warps with maxnreg=128 calls it.
-
-    Args:
-        descs: of blocks of query, key and value, 16 bits.
-    """
+    """Compute the output of all work items, and the states after them; kernels of 4 warps with maxnreg=128 call it."""
     REGISTERS: gl.constexpr = config.state_registers
     SCORE_REGISTERS: gl.constexpr = config.score_registers
     program = allocate_program(schedule, gates, states, config, out_desc)

@@ -687,11 +687,9 @@ class Role(NamedTuple):
     Attributes:
         x, y, z: (B, H, T, d), or fewer heads.
         like: (B, H, T, d), or fewer heads, has the layout of out.
-        inverse_denominator: (B, H, T) float32, or None; H writes it.
-        probe, skip, skip_dots: see the kernel and `OutputVectors`.
-        transposed, strict, split, state_stages: see `OutputConfig`.
-        more: y, z and the scale of a second sum over steps, see `OutputConfig`.
+        more: y, z and the scale of a second sum over steps.
         onto: what out is added to, and written to: it has its shape.
+        The others are as of `OutputVectors` and `OutputConfig`.
     """
 
     x: Tensor

@@ -377,13 +377,7 @@ def join_segments(
     ends, before, last, initial, segment_g, segments, size,
     REVERSE: tl.constexpr, HAS_INITIAL: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write the state before each segment, and after the last, from what each adds.
-
-    Args:
-        ends, before: (B * H, segments, size).
-        last, initial: (B * H, size).
-        segment_g: (B * H, segments), log gates.
-    """
+    """Write the state before each segment, and after the last, from what each adds and its log gates, segment_g."""
     blocks = tl.cdiv(size, BLOCK)
     bh = (tl.program_id(0) // blocks).to(tl.int64)
     i = (tl.program_id(0) % blocks) * BLOCK + tl.arange(0, BLOCK)
