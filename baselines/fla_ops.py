@@ -223,16 +223,16 @@ def build_step(op: Op, problem: Problem, device: torch.device) -> Case:
     function = getattr(module_of(op), name)
     case = registry.get(f"step_{op.operation}").build(problem, device)
     arguments = dict(case.inputs)
-    before, left = arguments.pop("state")[:, 0], {}
+    before, final = arguments.pop("state")[:, 0], {}
 
     @torch.no_grad()
     def forward() -> Tensor:
         o, after = function(**arguments, initial_state=before, output_final_state=True, use_qk_l2norm_in_kernel=True)
-        left["C"] = after[:, None]
+        final["C"] = after[:, None]
         return o
 
     assert case.states
-    states = FinalStates(lambda: left, case.states.oracle)
+    states = FinalStates(lambda: final, case.states.oracle)
     return replace(case, forward=forward, states=states, details={"kernel": f"fla.ops.{op.module}.{name}"})
 
 

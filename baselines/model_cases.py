@@ -95,7 +95,7 @@ def build(of: Architecture, kernels: Kernels, form: Form, problem: Problem, devi
         return Case(inputs, forward, oracle, "bthd", step=step, details=details)
 
     ids = torch.randint(model.config.vocab_size, (problem.batch, problem.seq_len), device=device)
-    known = (of.title, kernels, form, problem) in _learned
+    built_before = (of.title, kernels, form, problem) in _learned
     learned = _learned.setdefault((of.title, kernels, form, problem), {})
     if training:
         run = _Training(model, ids, form, autocast, learned)
@@ -106,7 +106,7 @@ def build(of: Architecture, kernels: Kernels, form: Form, problem: Problem, devi
         switch.to(kernels)
         run()
 
-    if not known:
+    if not built_before:
         whole()  # compiles, and finds out how many sequences fit
         learned |= {} if form.compiled else {"recurrence_ms": _recurrence_ms(of, whole, device)}
 
@@ -151,8 +151,8 @@ class _Switch:
     def require_calls(self) -> None:
         """Raise Unsupported where no call has reached our kernels since they were put in."""
         if self._handle and not self._handle.calls:
-            left = "; ".join(f"{name}: {why}" for name, why in self._handle.left.items())
-            raise Unsupported(f"no call reaches our kernels: {left or 'the model looks up others'}")
+            reasons = "; ".join(f"{name}: {why}" for name, why in self._handle.left.items())
+            raise Unsupported(f"no call reaches our kernels: {reasons or 'the model looks up others'}")
 
 
 def _places(of: Architecture) -> Iterator[tuple[Any, str]]:

@@ -199,10 +199,10 @@ def choose(
         backward = torch.is_grad_enabled() and (q.requires_grad or v.requires_grad)
     q, v = (_as_under_autocast(x if layout == "bhtd" else x.transpose(1, 2)) for x in (q, v))
     given = None if chunk_size == "auto" else chunk_size
-    asked = f"{implementation} was asked for"
+    requested = f"{implementation} was asked for"
     no_kernel = only_reference(q, v, gate) if implementation == "auto" else None
     if implementation == "reference" or no_kernel is not None:
-        why = asked if no_kernel is None else f"no kernel runs here: {no_kernel.format(q=q, v=v)}"
+        why = requested if no_kernel is None else f"no kernel runs here: {no_kernel.format(q=q, v=v)}"
         return Choice("reference", min(given or family_of(gate).reference_chunk_size, q.shape[2]), why)
     name, L, refused = resolve(
         q, v, gate=gate, implementation=implementation, chunk_size=given, backward=backward, config=config
@@ -210,7 +210,7 @@ def choose(
     if refused:
         why = f"{name} is the first that runs here: {'; '.join(refused)}"
     elif name == implementation:
-        why = f"{asked} and runs here"
+        why = f"{requested} and runs here"
     else:
         why = f"{name} is the first choice and runs here"
     return Choice(cast("Implementation", name), fitting(L, q.shape[2]) if given is None else L, why)

@@ -109,19 +109,19 @@ def kernels_and_options(
     implementation, _, state_dtype, config, deterministic_layout = _setups[setup]
     gate = gate_of(setup, temperature)
     key = None if fake else (q.shape, v.shape, q.dtype, q.device, temperature, chunk_size, backward, setup)
-    found = None if key is None else _resolved.get(key)
-    if found is None:
+    chosen = None if key is None else _resolved.get(key)
+    if chosen is None:
         given = None if chunk_size is None else int(chunk_size)
         choice = resolve(
             q, v, gate=gate, implementation=implementation, chunk_size=given, backward=backward, config=config,
             deterministic_layout=deterministic_layout,
         )  # fmt: skip
-        found = choice[:2]
+        chosen = choice[:2]
         if len(_resolved) >= MOST:
             _resolved.clear()
         if key is not None:
-            _resolved[key] = found
-    name, L = found
+            _resolved[key] = chosen
+    name, L = chosen
     return kernels_of(gate.family, name), KernelOptions(
         gate, scale, L, state_dtype, config, deterministic_layout, backward=backward, **asked
     )
@@ -251,15 +251,15 @@ def _backward(  # noqa: PLR0913  an operator's schema
     adds_skip = kernels.adds_skip and bounds is None
     arguments = kernels.taken(Arguments.of(q, k, v, f, i, C, n, m, skip if adds_skip else None))
     grads = kernels.backward(dh, gradient_of_state(dC_last, dn_last, v.shape[-1]), arguments, tuple(saved), options)
-    dq, dk, *others = grads
+    dq, dk, *rest = grads
     assert dq is not None
     assert dk is not None
     if skip is not None and not adds_skip:
         through_skip, dskip = skip_gradients(dh, v, skip)
-        assert others[0] is not None
-        others[0] += through_skip
-        others.append(dskip)
-    return [sum_shared(dq, q), sum_shared(dk, k), *(g for g in others if g is not None)]
+        assert rest[0] is not None
+        rest[0] += through_skip
+        rest.append(dskip)
+    return [sum_shared(dq, q), sum_shared(dk, k), *(g for g in rest if g is not None)]
 
 
 @operators.register_fake("chunkwise_backward")

@@ -55,8 +55,8 @@ def kernels(family: Family) -> Kernels:
             assert k is not None
             assert v is not None
             h, last = computed(Arguments(q, k, v, f, i, start), options)
-            asked = [(h, dh), *zip(last[:2], d_last or (), strict=False)]
-            outputs, gradients = zip(*((y, dy) for y, dy in asked if y is not None and dy is not None), strict=True)
+            pairs = [(h, dh), *zip(last[:2], d_last or (), strict=False)]
+            outputs, gradients = zip(*((y, dy) for y, dy in pairs if y is not None and dy is not None), strict=True)
             wanted = [x for x in leaves if x is not None]
             made = iter(torch.autograd.grad(outputs, wanted, gradients, materialize_grads=True))
         return tuple(None if x is None else torch.empty_like(x).copy_(next(made)) for x in given)

@@ -36,8 +36,8 @@ def main() -> None:
     if level := os.environ.get("TFLABENCH_LOG"):
         import logging
 
-        if level.upper() not in (known := logging.getLevelNamesMapping()):
-            print(f"tflabench: TFLABENCH_LOG is {level!r}: it must be one of {', '.join(known)}", file=sys.stderr)
+        if level.upper() not in (levels := logging.getLevelNamesMapping()):
+            print(f"tflabench: TFLABENCH_LOG is {level!r}: it must be one of {', '.join(levels)}", file=sys.stderr)
             sys.exit(2)
         logging.basicConfig(level=level.upper(), format="%(relativeCreated)7.0f ms  %(name)s  %(message)s")
     if interrupts:

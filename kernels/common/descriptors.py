@@ -90,8 +90,8 @@ def aligned(x: Tensor) -> Tensor:
 @lru_cache(1024)
 def _describable(shape: tuple[int, ...], strides: tuple[int, ...], grain: int) -> bool:
     """Return whether the last dimension is contiguous and the strides of the others multiples of `grain`."""
-    others = [stride for size, stride in zip(shape, strides, strict=True) if size > 1][:-1]
-    return strides[-1] == 1 and all(stride > 0 and stride % grain == 0 for stride in others)
+    outer = [stride for size, stride in zip(shape, strides, strict=True) if size > 1][:-1]
+    return strides[-1] == 1 and all(stride > 0 and stride % grain == 0 for stride in outer)
 
 
 def made_like(x: Tensor | None, like: Tensor | None) -> Tensor | None:

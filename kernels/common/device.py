@@ -42,8 +42,8 @@ def float32_precision(dtype: torch.dtype) -> str:
 def refuses_device(q: Tensor) -> str | None:
     """Return why Triton kernels cannot run where q is, or None if they can."""
     if q.device.type == "cuda":
-        found = figures(q.device).architecture
-        return None if found >= 80 else f"needs compute capability 8.0 or later, not {found / 10}"
+        architecture = figures(q.device).architecture
+        return None if architecture >= 80 else f"needs compute capability 8.0 or later, not {architecture / 10}"
     if not knobs.runtime.interpret:
         return f"needs a CUDA device, not {q.device} (or TRITON_INTERPRET=1)"
     if q.dtype == torch.bfloat16:

@@ -48,12 +48,12 @@ def enqueue(kernel: Any, programs: int | tuple[int, int, int], *args: Any, **opt
         return
     active: Any = driver.active
     device = active.get_current_device()
-    found: list[Any] = [id(kernel), device]
-    _add_kinds(found, args)
-    key = (*found, *options, *options.values())
-    known = _remembered.get(key)
-    if known is not None:
-        compiled, constants = known
+    kinds: list[Any] = [id(kernel), device]
+    _add_kinds(kinds, args)
+    key = (*kinds, *options, *options.values())
+    earlier = _remembered.get(key)
+    if earlier is not None:
+        compiled, constants = earlier
         if _hooks.launch_enter_hook.calls or _hooks.launch_exit_hook.calls:  # a profiler is to be told of launches
             compiled[grid](*args, *constants)
             return
@@ -66,8 +66,8 @@ def enqueue(kernel: Any, programs: int | tuple[int, int, int], *args: Any, **opt
         return
     if len(_remembered) >= MOST:
         _remembered.clear()
-    left = kernel.params[len(args) :]
-    _remembered[key] = compiled, tuple(options.get(p.name, p.default) for p in left)
+    constexprs = kernel.params[len(args) :]
+    _remembered[key] = compiled, tuple(options.get(p.name, p.default) for p in constexprs)
 
 
 def unspecialised(n: int) -> int:
@@ -87,7 +87,7 @@ def unless_one(n: int) -> int:
     return 2 * n - 1
 
 
-def _add_kinds(found: list[Any], elements: tuple[Any, ...]) -> None:
+def _add_kinds(kinds: list[Any], elements: tuple[Any, ...]) -> None:
     """Append what Triton specialises on, of numbers, tensors, descriptors and tuples of tensors and numbers.
 
     One flat list: what follows a class, a type or a number tells how many of the next elements belong to it.
@@ -95,14 +95,14 @@ def _add_kinds(found: list[Any], elements: tuple[Any, ...]) -> None:
     for x in elements:
         kind = x.__class__
         if kind in _PLAIN:
-            found.append(x)
+            kinds.append(x)
         elif kind in _TENSORS or isinstance(x, Tensor):
-            found.append(x.dtype if x.data_ptr() % 16 == 0 else (x.dtype,))
+            kinds.append(x.dtype if x.data_ptr() % 16 == 0 else (x.dtype,))
         elif isinstance(x, tuple):
-            found += kind, len(x)  # pyright: ignore[reportUnknownArgumentType]
-            _add_kinds(found, x)  # pyright: ignore[reportUnknownArgumentType]
+            kinds += kind, len(x)  # pyright: ignore[reportUnknownArgumentType]
+            _add_kinds(kinds, x)  # pyright: ignore[reportUnknownArgumentType]
         elif kind is constexpr:
-            found.append(x.value)
+            kinds.append(x.value)
         else:
-            found += kind, x.base.dtype
-            found += x.block_shape
+            kinds += kind, x.base.dtype
+            kinds += x.block_shape

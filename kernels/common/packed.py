@@ -64,13 +64,13 @@ def bounds(cu_seqlens: Tensor, T: int) -> list[int]:
     Raises:
         ValueError: they do not begin at 0, end at T, or one ends before it begins.
     """
-    found = numbers(cu_seqlens)
-    if found[0] != 0 or found[-1] != T:
-        raise ValueError(f"cu_seqlens goes from {found[0]} to {found[-1]}: it must go from 0 to T, which is {T}")
-    for begin, end in pairwise(found):
+    edges = numbers(cu_seqlens)
+    if edges[0] != 0 or edges[-1] != T:
+        raise ValueError(f"cu_seqlens goes from {edges[0]} to {edges[-1]}: it must go from 0 to T, which is {T}")
+    for begin, end in pairwise(edges):
         if end < begin:
             raise ValueError(f"cu_seqlens has {end} behind {begin}: it must not decrease")
-    return found
+    return edges
 
 
 def begins(cu_seqlens: Tensor, T: int, device: torch.device) -> Tensor:

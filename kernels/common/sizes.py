@@ -71,10 +71,10 @@ def in_steps(bandwidth: float) -> float:
     return max(1, round(bandwidth / 0.5e12)) / 2
 
 
-def refuses_dtype(dtype: str, known: tuple[str, ...]) -> str | None:
-    """Return why a dtype is none of those that are known, or None if it is one."""
-    *others, last = known
-    return None if dtype in known else f"takes {', '.join(others)}{' and ' if others else ''}{last}, not {dtype}"
+def refuses_dtype(dtype: str, taken: tuple[str, ...]) -> str | None:
+    """Return why a dtype is none of those taken, or None if it is one."""
+    *first, last = taken
+    return None if dtype in taken else f"takes {', '.join(first)}{' and ' if first else ''}{last}, not {dtype}"
 
 
 def shared_memory(architecture: int) -> int:

@@ -198,7 +198,7 @@ def _in_walks(
     """Make gradients in walks: dq, then dk and dv, together or apart."""
     q, k, v, _, skip, _ = inputs
     H = v.shape[1]
-    of_dq, *others = walks
+    of_dq, *rest = walks
     qdq = kdk = of_q = of_k = skip_dots = None
     if of_dq.sums:
         qdq, kdk = empty_row_sums(q, v) if places is None else places.row_sums(of_dq)
@@ -215,11 +215,11 @@ def _in_walks(
         return inputs if places is None else inputs._replace(documents=places.table(H, walk.programs // walk.pieces))
 
     launch_dqk(of(of_dq), dh, dq, of_dq, states=States(states.C), reverse=False, sums=of_q, diagonal=skip_dots)
-    if len(others) == 1:
+    if len(rest) == 1:
         row_sums = kdk.every if kdk else None
-        launch_dkdv(of(*others), dh, dk, dv, *others, initial=states.dC, final=states.dC_0, row_sums=row_sums)
+        launch_dkdv(of(*rest), dh, dk, dv, *rest, initial=states.dC, final=states.dC_0, row_sums=row_sums)
     else:
-        of_dk, of_dv = others
+        of_dk, of_dv = rest
         launch_dqk(of(of_dk), dh, dk, of_dk, states=States(states.dC, states.dC_0), reverse=True, sums=of_k)
         launch_dv(of(of_dv), dh, dv, of_dv, initial=states.dC)
     dskip = None if skip_dots is None else skip_dots.sum(-1).sum((0, 1))

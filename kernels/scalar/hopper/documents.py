@@ -129,10 +129,10 @@ def _table(bounds: tuple[int, ...], heads: int, programs: int, device: torch.dev
             heapreplace(todo, (cost + tiles[document] + STATE_TILES, program))
             taken[program].append(document * heads + head)
     begins = [*accumulate(map(len, taken), initial=0)]
-    found = [*begins, *chain(*taken)]
+    numbers = [*begins, *chain(*taken)]
     for first, count, start in zip(firsts, tiles, bounds, strict=False):
-        found += [first, first + count, first * TILE - start]
-    return torch.tensor(found, dtype=torch.int32).to(device)
+        numbers += [first, first + count, first * TILE - start]
+    return torch.tensor(numbers, dtype=torch.int32).to(device)
 
 
 def takes(bounds: list[int], q: Tensor, v: Tensor, *, states: bool) -> bool:

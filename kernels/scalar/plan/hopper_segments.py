@@ -247,13 +247,13 @@ def state_pass_cost(shape: Shape, segments: Segments, concurrent: int = 0) -> fl
     parts = parts_per_segment(segments, programs, shape.chip - concurrent)
     moved = (sizes.d_qk / sizes.group + sizes.d_hv) * (sizes.rows / of_pass.programs(sizes))
     of_states = TileTimes(programs * parts, STATE, memory_time(shape, moved))
-    found = segments.segment_tiles / parts * of_states.on(shape.chip)
+    walked = segments.segment_tiles / parts * of_states.on(shape.chip)
     if concurrent:
         first = walk_times(shape, 1, sums=False)
         memory = segments.segment_tiles * (programs / shape.chip) * of_states.memory
         memory += segments.first_tiles * (first.programs / shape.chip) * first.memory
-        found = max(found, segments.first_tiles * first.alone, memory)
-    return found + parts * segments.count * JOINING + BESIDES
+        walked = max(walked, segments.first_tiles * first.alone, memory)
+    return walked + parts * segments.count * JOINING + BESIDES
 
 
 def forward_cost(shape: Shape, cut: Cut) -> float:
@@ -290,8 +290,8 @@ _remembered = lru_cache(1024)(_chosen)
 
 def chosen(shape: Shape, *, backward: bool) -> Cut:
     """Return the cut of forward and backward, or of forward where no backward is to come."""
-    known = type(shape.sizes.batch) is int  # a symbol, as torch.compile traces with, has no hash
-    return (_remembered if known else _chosen)(shape, backward)
+    is_number = type(shape.sizes.batch) is int  # a symbol, as torch.compile traces with, has no hash
+    return (_remembered if is_number else _chosen)(shape, backward)
 
 
 @lru_cache(1024)
