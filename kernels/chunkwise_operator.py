@@ -250,13 +250,11 @@ def _backward(  # noqa: PLR0913  an operator's schema
     )
     adds_skip = kernels.adds_skip and bounds is None
     arguments = kernels.taken(Arguments.of(q, k, v, f, i, C, n, m, skip if adds_skip else None))
-    grads = kernels.backward(dh, gradient_of_state(dC_last, dn_last, v.shape[-1]), arguments, tuple(saved), options)
+    d_last = gradient_of_state(dC_last, dn_last, v.shape[-1])
+    grads: Any = kernels.backward(dh, d_last, arguments, tuple(saved), options)
     dq, dk, *rest = grads
-    assert dq is not None
-    assert dk is not None
     if skip is not None and not adds_skip:
         through_skip, dskip = skip_gradients(dh, v, skip)
-        assert rest[0] is not None
         rest[0] += through_skip
         rest.append(dskip)
     return [sum_shared(dq, q), sum_shared(dk, k), *(g for g in rest if g is not None)]

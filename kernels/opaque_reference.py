@@ -35,9 +35,8 @@ def kernels(family: Family) -> Kernels:
 
     def forward(arguments: Arguments, options: KernelOptions) -> tuple[Tensor, State, tuple[Tensor, ...]]:
         h, last = computed(arguments, options)
-        C, n, m = (None if x is None else x.clone(memory_format=torch.contiguous_format) for x in last)
-        assert C is not None
-        return torch.empty_like(arguments.v).copy_(h), State(C, n, m), ()
+        copies: Any = (None if x is None else x.clone(memory_format=torch.contiguous_format) for x in last)
+        return torch.empty_like(arguments.v).copy_(h), State(*copies), ()
 
     def backward(
         dh: Tensor, d_last: State | None, arguments: Arguments, saved: tuple[Tensor, ...], options: KernelOptions
@@ -47,13 +46,10 @@ def kernels(family: Family) -> Kernels:
         C, n, m = arguments.initial or (None, None, None)
         given = (*arguments[:3], *gates, C, n)
         with _recorded():
-            leaves = [None if x is None else x.detach().requires_grad_() for x in given]
+            leaves: list[Any] = [None if x is None else x.detach().requires_grad_() for x in given]
             q, k, v, f, i, C, n = leaves
             start = None if C is None else State(C, n, m)
             f, i = (f, i) if options.gate_gradients else arguments[3:5]
-            assert q is not None
-            assert k is not None
-            assert v is not None
             h, last = computed(Arguments(q, k, v, f, i, start), options)
             pairs = [(h, dh), *zip(last[:2], d_last or (), strict=False)]
             outputs, gradients = zip(*((y, dy) for y, dy in pairs if y is not None and dy is not None), strict=True)

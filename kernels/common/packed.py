@@ -114,15 +114,12 @@ def runs(bounds: list[int]) -> list[Run]:
 def batches(call: Arguments, of: list[Run]) -> Iterator[Arguments]:
     """Yield the call of each run, a batch of its documents, which have their own of the N states (N, H, ...)."""
 
-    def parts(x: Tensor | None) -> Sequence[Tensor | None]:
+    def parts(x: Tensor | None) -> Sequence[Any]:
         return [x] * len(of) if x is None or x.dim() == 1 else together(x, of)
 
     counts = [run.documents for run in of]
     starts = [None] * len(of) if call.initial is None else _states(call.initial, counts)
     for q, k, v, f, i, start in zip(*(parts(x) for x in call[:5]), starts, strict=True):
-        assert q is not None
-        assert k is not None
-        assert v is not None
         yield Arguments(q, k, v, f, i, start, call.skip)
 
 

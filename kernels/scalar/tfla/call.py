@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -26,7 +26,7 @@ class Inputs(NamedTuple):
     k: Tensor
     v: Tensor
     skip: Tensor | None = None
-    dh: Tensor | None = None
+    dh: Any = None
     inverse: Tensor | None = None
 
 

@@ -831,7 +831,6 @@ def hidden(call: Call, inputs: Inputs, states: EdgeStates) -> tuple[Tensor, Tens
 def d_queries(call: Call, inputs: Inputs, states: EdgeStates, skip_dots: Tensor | None) -> tuple[Tensor, RowSums]:
     """Return dQ like q, or of more heads if some share one, and the row sums q_t.dq_t."""
     q, k, v, skip, dh, inverse = inputs
-    assert dh is not None
     role = Role(
         dh, v, k, q, states._replace(n_states=None), inverse, reverse=False, probe=q, skip=skip, transposed=True
     )
@@ -843,7 +842,6 @@ def d_queries(call: Call, inputs: Inputs, states: EdgeStates, skip_dots: Tensor 
 def d_keys(call: Call, inputs: Inputs, states: EdgeStates) -> tuple[Tensor, RowSums]:
     """Return dK like k, or of more heads if some share one, and the row sums k_t.dk_t, from gradients of states."""
     q, k, v, _, dh, inverse = inputs
-    assert dh is not None
     role = Role(v, dh, q, k, states, inverse, reverse=True, probe=k, transposed=True)
     dk, row_dots = launch(call, call.plan.dk, role)
     assert row_dots is not None
@@ -853,7 +851,6 @@ def d_keys(call: Call, inputs: Inputs, states: EdgeStates) -> tuple[Tensor, RowS
 def d_values(call: Call, inputs: Inputs, states: EdgeStates) -> Tensor:
     """Return dV like v, from gradients of states."""
     q, k, v, skip, dh, inverse = inputs
-    assert dh is not None
     dv, _ = launch(
         call, call.plan.dv, Role(k, q, dh, v, states._replace(n_states=None), inverse, reverse=True, skip=skip)
     )
