@@ -34,7 +34,7 @@ def build(problem: Problem, device: torch.device) -> Case:
     inputs = fla_ops.inputs_of_serving(OP, problem, device, normalizes=False)
     q, k, v, g, beta = (inputs[name] for name in ("q", "k", "v", "g", "beta"))
     kernel = "attn_gym.linear.chunk_gdn"
-    return fla_ops.case_of(OP, problem, inputs, lambda: function(q, k, v, g, beta)[0], kernel, normalizes=False)
+    return fla_ops.case_of(OP, inputs, lambda: function(q, k, v, g, beta)[0], kernel, normalizes=False)
 
 
 IMPLEMENTATIONS = (

@@ -42,7 +42,7 @@ def build(problem: Problem, device: torch.device) -> Case:
         return o.view(arguments["v"].shape)
 
     kernel = f"cudnn.linear_attention.ops.kimi_delta_attention, {PLAN}"
-    return fla_ops.case_of(OP, problem, inputs, forward, kernel, normalizes=normalizes)
+    return fla_ops.case_of(OP, inputs, forward, kernel, normalizes=normalizes)
 
 
 IMPLEMENTATIONS = (

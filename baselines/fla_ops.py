@@ -71,7 +71,7 @@ class Op:
     Attributes:
         module: below fla.ops.
         of: what it computes.
-        constant: log decays that fla knows itself, a function of the index of a head; None where they are inputs.
+        constant: log decays that fla knows itself, of indices of heads and their number; None where it takes them.
         broken_backward: whether fla refuses its backward pass on Hopper with the Triton versions that miscompile it.
         summed_decay_gradient: whether it forms dg as `decay_gradient_as_summed` does.
         on_chip: rows and columns of the blocks of a state that its programs keep on chip.
@@ -167,27 +167,26 @@ def build(op: Op, problem: Problem, device: torch.device) -> Case:
     function = sound_function(op, problem, device)
     inputs = drawn_inputs(op, problem, device)
     arguments = dict(inputs)
-    if op.constant:  # a slice of the heads still knows which they are
-        inputs["head"] = torch.arange(problem.heads, dtype=torch.float32, device=device)
+    if op.constant:  # for the oracle
+        heads = torch.arange(problem.heads, dtype=torch.float32, device=device)
+        inputs["log_decay"] = op.constant(heads, problem.heads)
     options = op.options or {}
     kernel = f"fla.ops.{op.module}.{op.function}"
-    return case_of(op, problem, inputs, lambda: function(**arguments, **options)[0], kernel)
+    return case_of(op, inputs, lambda: function(**arguments, **options)[0], kernel)
 
 
 def case_of(
-    op: Op,
-    problem: Problem,
-    inputs: dict[str, Tensor],
-    forward: Callable[[], Tensor],
-    kernel: str,
-    *,
-    normalizes: bool = True,
+    op: Op, inputs: dict[str, Tensor], forward: Callable[[], Tensor], kernel: str, *, normalizes: bool = True
 ) -> Case:
-    """Return the Case of a kernel that computes an op, of fla or another package."""
+    """Return the Case of a kernel that computes an op, of fla or another package.
+
+    Args:
+        normalizes: whether a delta rule normalizes q and k; False where they come normalized.
+    """
     return Case(
         inputs=inputs,
         forward=forward,
-        oracle=partial(oracle, op, problem.heads, normalizes=normalizes),
+        oracle=partial(recurrences.oracle, op.of if normalizes else replace(op.of, options={})),
         linear="v",
         layout="bthd",
         as_kernels_do=partial(decay_gradient_as_summed, "g") if op.summed_decay_gradient else None,
@@ -268,17 +267,6 @@ def mlstm_cost(op: Op, problem: Problem) -> Cost:
     counted, scaled = cost(op, problem), 2 * problem.d_qk * problem.element_bytes  # k read and written
     passes = 3 if problem.pass_ == "fwbw" else 1
     return Cost(counted.flops, counted.bytes + passes * scaled * problem.tokens * problem.heads)
-
-
-def oracle(op: Op, heads: int, inputs: Mapping[str, Tensor], *, normalizes: bool = True) -> Tensor:
-    """Return o (B, T, H, d_hv) of the operation; inputs may be a slice of a problem of `heads`.
-
-    Args:
-        normalizes: whether a delta rule normalizes q and k; False where they come normalized.
-    """
-    if op.constant:
-        inputs = {name: inputs[name] for name in "qkv"} | {"log_decay": op.constant(inputs["head"].float(), heads)}
-    return recurrences.oracle(op.of if normalizes else replace(op.of, options={}), inputs)
 
 
 def require_sound_triton(device: torch.device) -> None:

@@ -33,7 +33,7 @@ def build(problem: Problem, device: torch.device) -> Case:
     inputs["g"] = inputs["g"].detach().float().requires_grad_(inputs["g"].requires_grad)
     arguments = dict(inputs)
     kernel = "flash_qla.chunk_gated_delta_rule"
-    return fla_ops.case_of(OP, problem, inputs, lambda: function(**arguments, use_qk_l2norm_in_kernel=True)[0], kernel)
+    return fla_ops.case_of(OP, inputs, lambda: function(**arguments, use_qk_l2norm_in_kernel=True)[0], kernel)
 
 
 def cost(problem: Problem) -> Cost:

@@ -53,7 +53,7 @@ def build(problem: Problem, device: torch.device) -> Case:
         return function(**packed, cu_seqlens=starts, max_seqlen=problem.seq_len).view(arguments["v"].shape)
 
     kernel = "flashinfer.chunk_gated_delta_rule"
-    return fla_ops.case_of(OP, problem, inputs, forward, kernel, normalizes=False)
+    return fla_ops.case_of(OP, inputs, forward, kernel, normalizes=False)
 
 
 def build_step(problem: Problem, device: torch.device) -> Case:

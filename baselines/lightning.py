@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from tflabench.baselines.packages import EINOPS, refuse
+from tflabench.implementations import bundled, recurrences
 from tflabench.implementations.adapter import OTHERS, Case, Implementation, attention_inputs
 from tflabench.problem import Problem
 from tflabench.theory import linear_attention
@@ -15,40 +16,30 @@ from tflabench.theory.cost import Cost
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor
 
 MODULE = "lightning_attn.ops"
 NEEDS = {"lightning_attn": "pip install lightning_attn==0.0.5", "triton": "pip install triton", **EINOPS}
 CHUNK_SIZE = 64
 
 
-def slope(head: Tensor, heads: int) -> Tensor:
-    """2^(-8 (head + 1) / heads): the decay of a head, exp(-slope) a step, as ALiBi spaces them."""
-    return 2.0 ** (-8.0 * (head + 1) / heads)
-
-
-def oracle(heads: int, inputs: Mapping[str, Tensor]) -> Tensor:
-    """Return o (B, H, T, d_hv), o_t = C_t^T q_t with C_t = exp(-slope) C_{t-1} + k_t v_t^T, of some of `heads`."""
-    from tflabench import ops
-
-    q, k, v, head = (inputs[name] for name in ("q", "k", "v", "head"))
-    slopes = slope(head.float(), heads)
-    return ops.lightning_attention(q, k, v, slopes, scale=1.0, implementation="reference", chunk_size=CHUNK_SIZE)
+oracle = partial(
+    recurrences.oracle, replace(bundled.operations()["lightning_attention"], options={"scale": 1.0}, layout="bhtd")
+)
 
 
 def build(problem: Problem, device: torch.device) -> Case:
-    """Return the Case of lightning_attn."""
+    """Return the Case of lightning_attn, whose slopes are spaced as ALiBi spaces them, 2^(-8 (head + 1) / heads)."""
     import torch
 
     attention = importlib.import_module(MODULE).lightning_attn_func
     inputs = attention_inputs(problem, device, "bhtd")
     q, k, v = inputs.values()
-    inputs["head"] = torch.arange(problem.heads, dtype=torch.float32, device=device)
-    slopes = slope(inputs["head"], problem.heads)[:, None, None]
+    slopes = 2.0 ** (-8.0 * torch.arange(1, problem.heads + 1, dtype=torch.float32, device=device) / problem.heads)
+    inputs["slopes"] = slopes
     return Case(
         inputs=inputs,
-        forward=lambda: attention(q, k, v, slopes),
-        oracle=partial(oracle, problem.heads),
+        forward=lambda: attention(q, k, v, slopes[:, None, None]),
+        oracle=oracle,
         linear="v",
         details={"kernel": f"{MODULE}.lightning_attn_func"},
     )

@@ -10,7 +10,6 @@ import importlib
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 from tflabench.baselines.packages import EINOPS, import_inner, refuse
@@ -35,6 +34,7 @@ SSD_NEEDS = {
     "triton": "pip install triton",
     **EINOPS,
 }
+ssd_module = partial(import_inner, SSD_MODULE)  # mamba_ssm itself needs a compiled scan, which may not be built
 SCAN_MODULE = "mamba_ssm.ops.selective_scan_interface"
 SCAN_NEEDS = {SCAN_MODULE: COMPILED, "selective_scan_cuda": COMPILED, **EINOPS}
 CONV_NEEDS = {**SSD_NEEDS, "causal_conv1d": "pip install --no-build-isolation causal-conv1d==1.7.0 (needs nvcc)"}
@@ -45,11 +45,6 @@ CONV_WIDTH = 4
 LARGEST_STATE = 256
 SCAN_FLOPS = 7  # of Mamba, a state and step: exp(dt A) 2, its product with h 1, + dt u B 2, C h 2
 SCAN_BACKWARD_FLOPS = 22  # dh = C dy + exp(dt A) dh 4, dC 2, dB 2, du 2, ddt 4, dA 3, with h again 5
-
-
-def _ssd_module() -> ModuleType:
-    """Return the module of Mamba 2's Triton kernels; mamba_ssm itself needs a compiled scan, which may not be built."""
-    return import_inner(SSD_MODULE)
 
 
 def build_scan(problem: Problem, device: torch.device) -> Case:
@@ -98,7 +93,7 @@ def scan_oracle(inputs: Mapping[str, Tensor]) -> Tensor:
 
 def build_ssd(problem: Problem, device: torch.device) -> Case:
     """Mamba 2: x (B, T, H, P), dt (B, T, H), B and C (B, T, 1, N)."""
-    scan = _ssd_module().mamba_chunk_scan_combined
+    scan = ssd_module().mamba_chunk_scan_combined
     inputs = mamba2_inputs(problem, device)
     x, dt, B, C, A, D, dt_bias = inputs.values()
     chunk_size = problem.chunk_size or CHUNK_SIZE
@@ -114,7 +109,7 @@ def build_ssd(problem: Problem, device: torch.device) -> Case:
 
 def build_conv(problem: Problem, device: torch.device) -> Case:
     """Mamba 2's fused entry: convolution, scan and gate; z, x, B, C and dt side by side in one (B, T, 1, channels)."""
-    scan = _ssd_module().mamba_split_conv1d_scan_combined
+    scan = ssd_module().mamba_split_conv1d_scan_combined
     inner, mixed = problem.heads * problem.d_hv, problem.heads * problem.d_hv + 2 * problem.d_qk
     inputs = draw(problem, device, {"zxbcdt": (problem.batch, problem.seq_len, 1, inner + mixed + problem.heads)})
     (zxbcdt,) = inputs.values()
@@ -211,7 +206,7 @@ MAMBA2 = Implementation(
     chunked=True,
     cost=ssd_cost,
     owner=OWNER,
-    imports=_ssd_module,
+    imports=ssd_module,
     package="mamba-ssm",
     compiles=True,
     own_process=True,

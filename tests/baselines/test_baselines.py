@@ -364,7 +364,7 @@ def test_a_function_that_fla_gave_up_is_unsupported(stand_ins):
 def test_the_decays_of_a_slice_are_those_of_its_heads(stand_ins):
     """A wrong head's decay would pass unnoticed if both slices were taken for the first head."""
     case = BY_NAME["fla_retention"].build(PROBLEM.with_(batch=1, pass_="fw"), CPU)
-    case.inputs["head"] = case.inputs["head"].flip(0)
+    case.inputs["log_decay"] = case.inputs["log_decay"].flip(0)
     assert verify(case, torch.float32, None, budget_s=2).reason
 
 

@@ -159,9 +159,9 @@ def test_mamba2(groups: int, heads: int, more: str) -> None:
 def mamba_ssm() -> Any:
     """mamba-ssm's Triton kernels, also where its compiled scan was not built."""
     pytest.importorskip("einops", reason="einops is not installed")
-    from tflabench.baselines.mamba import SSD_MODULE, _ssd_module
+    from tflabench.baselines.mamba import SSD_MODULE, ssd_module
     from tflabench.baselines.packages import installed
 
     if not installed(SSD_MODULE):
         pytest.skip("mamba-ssm is not installed")
-    return _ssd_module()
+    return ssd_module()
