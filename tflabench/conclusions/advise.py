@@ -174,7 +174,7 @@ def memory(kernel: Implementation, problem: Problem) -> CallMemory:
     normalized = cost.GATES[kernel.counted_as].normalized
     algorithm = kernel.modelled and kernel.modelled.algorithm
     group = kernel.modelled.group(p) if kernel.modelled else p.group
-    gates = cost.gate_elements(kernel.counted_as, p.d_qk)
+    gates = cost.GATES[kernel.counted_as].gate_elements(p.d_qk)
     given = steps * (2 * p.d_qk / group + p.d_hv + gates) * p.element_bytes  # q, k, v and gates
     made = steps * p.d_hv * p.element_bytes
     size = min(p.chunk_size or p.seq_len, p.seq_len)

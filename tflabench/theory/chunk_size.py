@@ -56,16 +56,8 @@ class Tradeoff:
     def bytes_per_chunk(self) -> Polynomial:
         """Return the bytes of a head and chunk as a polynomial in L."""
         p = self.problem
-        return cost.byte_polynomial(
-            "chunkwise",
-            self.gate,
-            p.d_qk,
-            p.d_hv,
-            element_bytes=p.element_bytes,
-            gate_bytes=p.element_bytes,
-            state_bytes=self.state_bytes,
-            pass_=p.pass_,
-        )
+        widths = {"element_bytes": p.element_bytes, "gate_bytes": p.element_bytes, "state_bytes": self.state_bytes}
+        return cost.byte_polynomial("chunkwise", self.gate, p.d_qk, p.d_hv, pass_=p.pass_, **widths)
 
     def cost(self, chunk_size: Number) -> Cost:
         """FLOPs and bytes over batch, heads and T/L chunks, T/L taken as a real number as in the paper."""
@@ -115,7 +107,7 @@ class Tradeoff:
     def memory(self, chunk_size: Number) -> Number:
         """Peak bytes of a call: inputs, output, a state a chunk, and with "fwbw" the gradients of all of these."""
         p = self.problem
-        gates = cost.gate_elements(self.gate, p.d_qk)
+        gates = GATES[self.gate].gate_elements(p.d_qk)
         per_step = (2 * (p.d_qk + p.d_hv) + gates) * p.element_bytes  # q, k, v, h
         states = -(-p.seq_len // chunk_size) * cost.state_elements(self.gate, p.d_qk, p.d_hv) * self.state_bytes
         passes = 2 if p.pass_ == "fwbw" else 1

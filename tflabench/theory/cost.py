@@ -13,7 +13,7 @@ so the optimum over L follows from three coefficients (`tflabench.theory.chunk_s
 recomputation inside a kernel counts 0, as in the paper.
 
 Two counts, told apart by name wherever a number comes out:
-    "exact"      the sums of Tables 8, 10, 12, with a cost for each pointwise operation (`OpCosts`);
+    "exact"      the sums of Tables 8, 10, 12, with a cost for each pointwise operation (`EXP`, ...);
     "published"  the closed forms of Table 17 and eqs. (111)-(121) as printed, every operation costing 1.
 They differ in lower-order terms of the chunkwise form only (docs/where-the-paper-errs.md). Where the paper prints
 nothing, published counts are the exact ones.
@@ -42,16 +42,8 @@ DELTA_TILE = 64  # steps whose errors the kernels of the delta rules solve for t
 ATTENTION_BACKWARD = 2.5  # five matrix products in the backward (one recomputed), two in the forward
 
 
-@dataclass(frozen=True)
-class OpCosts:
-    """FLOPs that one pointwise operation costs: F_exp, F_log, F_sig, F_max, F_abs, F_mask of the paper (Table 7)."""
-
-    exp: float = 1
-    log: float = 1
-    sig: float = 1
-    max: float = 1
-    abs: float = 1
-    mask: float = 1
+# FLOPs that one pointwise operation costs: F_exp, F_log, F_sig, F_max, F_abs and F_mask of the paper (Table 7).
+EXP = LOG = SIG = MAX = ABS = MASK = 1
 
 
 @dataclass(frozen=True)
@@ -89,11 +81,8 @@ class Cost:
         return self.flops / self.bytes
 
 
-def linear_recurrence_flop_terms(
-    formulation: Formulation, d_qk: Number, d_hv: Number, causal_factor: float, ops: OpCosts
-) -> Terms:
+def linear_recurrence_flop_terms(formulation: Formulation, d_qk: Number, d_hv: Number, causal_factor: float) -> Terms:
     """Return `flop_terms` of any linear recurrence, its matrix products alone."""
-    del ops
     dd = d_qk * d_hv
     if formulation == "recurrent":
         return {"memory cell": Polynomial(linear=4 * dd), "outputs": Polynomial(linear=2 * dd)}
@@ -111,7 +100,7 @@ class GateCounts:
     Attributes:
         title: of the operation, as figures write it.
         gate_elements: d_qk -> gate values of a head and step.
-        flop_terms: (formulation, d_qk, d_hv, causal_factor, ops) -> its rows of Tables 8, 10 and 12.
+        flop_terms: (formulation, d_qk, d_hv, causal_factor) -> its rows of Tables 8, 10 and 12.
         normalized: the state has a normaliser and a stabiliser.
         published: (formulation, d_qk, d_hv, causal_factor) -> its row of Table 17; None where the paper prints none.
         optimum_printed: the paper prints the best chunk size of its forward pass (eqs. 111 and 121).
@@ -122,7 +111,7 @@ class GateCounts:
 
     title: str
     gate_elements: Callable[[Number], Number]
-    flop_terms: Callable[[Formulation, Number, Number, float, OpCosts], Terms] = linear_recurrence_flop_terms
+    flop_terms: Callable[[Formulation, Number, Number, float], Terms] = linear_recurrence_flop_terms
     normalized: bool = False
     published: Callable[[Formulation, Number, Number, float], Polynomial] | None = None
     optimum_printed: bool = False
@@ -151,8 +140,9 @@ def flop_polynomial(
     if counts not in get_args(Counts):
         raise InputError(f"counts is {counts!r}: it must be one of {', '.join(get_args(Counts))}")
     _check(formulation, gate, causal_factor)
-    if counts == "published" and formulation != "attention" and GATES[gate].published:
-        total = published_flops(formulation, gate, d_qk, d_hv, causal_factor)
+    published = GATES[gate].published
+    if counts == "published" and formulation != "attention" and published:
+        total = published(formulation, d_qk, d_hv, causal_factor)
     else:
         total = _sum(flop_terms(formulation, gate, d_qk, d_hv, causal_factor))
     if pass_ == "fwbw":
@@ -166,20 +156,13 @@ def byte_polynomial(
     d_qk: Number,
     d_hv: Number,
     *,
-    element_bytes: Number = 2,
-    gate_bytes: Number = 2,
-    state_bytes: Number = 4,
-    group: int = 1,
     pass_: Pass = "fw",
+    **widths: Number,
 ) -> Polynomial:
-    """Bytes read and written per head and unit; element_bytes, gate_bytes, state_bytes are b_qkv, b_if, b_C.
-
-    Of `group` heads that share q and k, each has its part of the bytes of these and of their gradients.
-    """
-    dims = (formulation, gate, d_qk, d_hv, element_bytes, gate_bytes, state_bytes, group)
-    total = _sum(byte_terms(*dims))
+    """Bytes read and written per head and unit; `widths` are the other arguments of `byte_terms`."""
+    total = _sum(byte_terms(formulation, gate, d_qk, d_hv, **widths))
     if pass_ == "fwbw":
-        total += _sum(backward_byte_terms(*dims))
+        total += _sum(backward_byte_terms(formulation, gate, d_qk, d_hv, **widths))
     return total
 
 
@@ -189,86 +172,83 @@ def flop_terms(
     d_qk: Number,
     d_hv: Number,
     causal_factor: float = 0.5,
-    ops: OpCosts = OpCosts(),
 ) -> Terms:
     """Return the rows of Table 8 (chunkwise), 10 (parallel) or 12 (recurrent), by name, per head and unit."""
     _check(formulation, gate, causal_factor)
     if formulation == "attention":
         pairs = 2 * causal_factor
         return {"logits": Polynomial(square=pairs * d_qk), "outputs": Polynomial(square=pairs * d_hv)}
-    return GATES[gate].flop_terms(formulation, d_qk, d_hv, causal_factor, ops)
+    return GATES[gate].flop_terms(formulation, d_qk, d_hv, causal_factor)
 
 
 def _two_gate_flop_terms(
-    exp: bool, formulation: Formulation, d_qk: Number, d_hv: Number, causal_factor: float, ops: OpCosts
+    exp: bool, formulation: Formulation, d_qk: Number, d_hv: Number, causal_factor: float
 ) -> Terms:
     """Return `flop_terms` of the mLSTM: of its exponential input gate, or of its sigmoid one."""
-    F, log_sig = causal_factor, ops.log + ops.sig
+    F, log_sig = causal_factor, LOG + SIG
     if formulation == "parallel":
         terms = {
             "cumulative forget gates": Polynomial(linear=0.5 + (1 if exp else 2) * log_sig, square=0.5),
             # The table prints a maximum for sig as well.
-            "gate matrix": Polynomial(square=3 + ops.exp + ops.max + ops.mask),
+            "gate matrix": Polynomial(square=3 + EXP + MAX + MASK),
             "logits": Polynomial(square=F * (2 * d_qk + 2)),
             "outputs": Polynomial(square=F * 2 * d_hv),
         }
         if exp:
-            terms["normalization"] = Polynomial(linear=F * (ops.exp + ops.max), square=F * (3 + ops.abs))
+            terms["normalization"] = Polynomial(linear=F * (EXP + MAX), square=F * (3 + ABS))
         return terms
     if formulation == "recurrent":
         terms = {
-            "gates": Polynomial(linear=4 + 2 * ops.exp + log_sig + ops.max if exp else 2 * ops.sig),
+            "gates": Polynomial(linear=4 + 2 * EXP + log_sig + MAX if exp else 2 * SIG),
             "memory cell": Polynomial(linear=4 * d_qk * d_hv),
             "outputs": Polynomial(linear=2 * d_qk * d_hv + d_qk),
         }
         if exp:
-            terms["denominator and scale"] = Polynomial(linear=6 * d_qk + d_hv + 1 + ops.abs + ops.max)
+            terms["denominator and scale"] = Polynomial(linear=6 * d_qk + d_hv + 1 + ABS + MAX)
         return terms
 
     numerator = Polynomial(constant=2 * d_qk * d_hv, linear=2 * d_qk * d_hv + d_qk)
     intra = Polynomial(square=F * (2 * (d_qk + d_hv) + 3))
     if exp:
         return {
-            "recurrent gates": Polynomial(3 + ops.max + ops.exp, 3.5 + ops.exp + log_sig, 0.5),
+            "recurrent gates": Polynomial(3 + MAX + EXP, 3.5 + EXP + log_sig, 0.5),
             "recurrent numerator": numerator,
             "recurrent denominator": Polynomial(constant=2 * d_qk, linear=2 * d_qk),
             "cumulative forget gates": Polynomial(linear=0.5 + log_sig, square=0.5),
-            "gate matrix": Polynomial(linear=F * (1 + ops.max), square=F * (3 + ops.exp + ops.max)),
+            "gate matrix": Polynomial(linear=F * (1 + MAX), square=F * (3 + EXP + MAX)),
             "intra outputs": intra,
             "inter outputs": Polynomial(linear=2 * d_qk * d_hv + 3 * d_qk),
-            "combination": Polynomial(linear=2 * d_hv + 1 + ops.max + ops.abs + ops.exp),
+            "combination": Polynomial(linear=2 * d_hv + 1 + MAX + ABS + EXP),
         }
     return {
-        "recurrent gates": Polynomial(ops.exp, 2.5 + ops.exp + 2 * log_sig, 0.5),
+        "recurrent gates": Polynomial(EXP, 2.5 + EXP + 2 * log_sig, 0.5),
         "recurrent numerator": numerator,
         "cumulative forget gates": Polynomial(linear=0.5 + 2 * log_sig, square=0.5),
-        "gate matrix": Polynomial(square=F * (2 + ops.exp)),
+        "gate matrix": Polynomial(square=F * (2 + EXP)),
         "intra outputs": intra,
         "inter outputs": Polynomial(linear=2 * d_qk * d_hv + d_qk),
         "combination": Polynomial(linear=d_hv),
     }
 
 
-def _channel_gate_flop_terms(
-    formulation: Formulation, d_qk: Number, d_hv: Number, causal_factor: float, ops: OpCosts
-) -> Terms:
+def _channel_gate_flop_terms(formulation: Formulation, d_qk: Number, d_hv: Number, causal_factor: float) -> Terms:
     """Return `flop_terms` of Gated Linear Attention: the rows of the same tables with a decay a channel."""
     F, dd = causal_factor, d_qk * d_hv
     if formulation == "recurrent":
         return {
-            "gates": Polynomial(linear=ops.exp * d_qk),
+            "gates": Polynomial(linear=EXP * d_qk),
             "memory cell": Polynomial(linear=3 * dd),  # without an input gate
             "outputs": Polynomial(linear=2 * dd + d_qk),
         }
     within = {
         "cumulative decays": Polynomial(linear=d_qk),
-        "weights of q and k": Polynomial(linear=2 * (2 + ops.exp) * d_qk),  # less the reference, exp, product
-        "intra outputs": Polynomial(square=F * (2 * (d_qk + d_hv) + ops.mask)),
+        "weights of q and k": Polynomial(linear=2 * (2 + EXP) * d_qk),  # less the reference, exp, product
+        "intra outputs": Polynomial(square=F * (2 * (d_qk + d_hv) + MASK)),
     }
     if formulation == "parallel":
         return within
     return {
-        "recurrent gates": Polynomial(ops.exp * d_qk, (1 + ops.exp) * d_qk),
+        "recurrent gates": Polynomial(EXP * d_qk, (1 + EXP) * d_qk),
         "recurrent numerator": Polynomial(constant=2 * dd, linear=2 * dd + d_qk),
         **within,
         "inter outputs": Polynomial(linear=2 * dd + d_qk),
@@ -276,11 +256,9 @@ def _channel_gate_flop_terms(
     }
 
 
-def _delta_flop_terms(
-    formulation: Formulation, d_qk: Number, d_hv: Number, causal_factor: float, ops: OpCosts
-) -> Terms:
+def _delta_flop_terms(formulation: Formulation, d_qk: Number, d_hv: Number, causal_factor: float) -> Terms:
     """Return `flop_terms` of the delta rules: those of linear attention, and what makes its values."""
-    terms = linear_recurrence_flop_terms(formulation, d_qk, d_hv, causal_factor, ops)
+    terms = linear_recurrence_flop_terms(formulation, d_qk, d_hv, causal_factor)
     read, pairs, solve = Polynomial(linear=2 * d_qk * d_hv), 2 * causal_factor, Polynomial(linear=DELTA_TILE**2 / 3)
     if formulation == "recurrent":
         return terms | {"errors: K C": read}
@@ -295,21 +273,10 @@ def _delta_flop_terms(
     }
 
 
-def published_flops(
-    formulation: Formulation, gate: Gate, d_qk: Number, d_hv: Number, causal_factor: float = 0.5
-) -> Polynomial:
-    """Table 17 as printed, per head and unit (the table's T/L and T factors are the number of units)."""
-    _check(formulation, gate, causal_factor)
-    printed = GATES[gate].published
-    if printed is None or formulation == "attention":
-        name = "formulation" if printed else "gate"
-        raise InputError(f"{name} is {(formulation if printed else gate)!r}: the paper publishes no count for it")
-    return printed(formulation, d_qk, d_hv, causal_factor)
-
-
 def _published_two_gates(
     exp: bool, formulation: Formulation, d_qk: Number, d_hv: Number, causal_factor: float
 ) -> Polynomial:
+    """Table 17 as printed, per head and unit (the table's T/L and T factors are the number of units)."""
     F, dd = causal_factor, d_qk * d_hv
     rows = {
         ("chunkwise", True): Polynomial(
@@ -430,7 +397,8 @@ def byte_terms(
 ) -> Terms:
     """Return the rows of Table 9 (chunkwise), 11 (parallel) or 13 (recurrent), by name, per head and unit.
 
-    Table 13 prints the totals of exp and sig in each other's column; these are the sums of its rows.
+    Bytes of elements, gates and states are b_qkv, b_if and b_C. Of `group` heads that share q and k, each has its part
+    of theirs. Table 13 prints the totals of exp and sig in each other's column; these are the sums of its rows.
     """
     _check(formulation, gate)
     of_qk = d_qk / group if group > 1 else d_qk
@@ -438,7 +406,7 @@ def byte_terms(
     h = Polynomial(linear=d_hv * element_bytes)
     if formulation == "attention":
         return {"load": qkv, "store": h}
-    gates = Polynomial(linear=gate_elements(gate, d_qk) * gate_bytes)
+    gates = Polynomial(linear=GATES[gate].gate_elements(d_qk) * gate_bytes)
     # n_t and m_t of every step are stored for the backward.
     normalizer = Polynomial(linear=2 * state_bytes * GATES[gate].normalized)
     if formulation == "parallel":
@@ -484,7 +452,7 @@ def backward_byte_terms(
     _check(formulation, gate)
     of_qk = d_qk / group if group > 1 else d_qk
     qk, hv = Polynomial(linear=of_qk * element_bytes), Polynomial(linear=d_hv * element_bytes)
-    gates = Polynomial(linear=gate_elements(gate, d_qk) * gate_bytes)
+    gates = Polynomial(linear=GATES[gate].gate_elements(d_qk) * gate_bytes)
     inputs, gradients = qk * 2 + hv * 2, qk * 2 + hv  # q, k, v, dh; dq, dk, dv
     if formulation == "attention":
         return {"load": inputs + hv, "store": gradients}
@@ -523,11 +491,6 @@ def backward_byte_terms(
         "dV kernel, load": qk * 2 + hv + gates + normalizer + state,
         "dV kernel, store": hv,
     }
-
-
-def gate_elements(gate: Gate, d_qk: Number) -> Number:
-    """Gate values of a head and step."""
-    return GATES[gate].gate_elements(d_qk)
 
 
 def state_elements(gate: Gate, d_qk: Number, d_hv: Number) -> Number:

@@ -33,7 +33,7 @@ from tflabench.kernels.gla.hopper_plan import pieces_of as gla_pieces_of
 from tflabench.kernels.gla.hopper_plan import planned as gla_planned
 from tflabench.kernels.kda.hopper_plan import DECAY_BYTES, VALUES
 from tflabench.problem import Problem
-from tflabench.theory.cost import DELTA_TILE, Cost, Gate, flop_polynomial, gate_elements
+from tflabench.theory.cost import DELTA_TILE, GATES, Cost, Gate, flop_polynomial
 from tflabench.theory.launches import sizes
 
 FLOAT = 4  # bytes of gates in float32, and of what their gradients are made of
@@ -50,7 +50,7 @@ def delta_launches(problem: Problem, gate: Gate) -> dict[str, LaunchCounts]:
     """Return by name what the launches of one call compute and move: the matrix products alone, tensors once each."""
     p, width = problem, problem.element_bytes
     qk, kv, hv = p.d_qk / p.group * width, p.d_qk * width, p.d_hv * width
-    gates = gate_elements(gate, p.d_qk) * FLOAT
+    gates = GATES[gate].gate_elements(p.d_qk) * FLOAT
     x, D, pieces = TILE * width, p.d_qk * p.d_hv / TILE * width, pieces_of(p.d_hv)
     through_state, of_qk, of_hv = 2 * p.d_qk * p.d_hv, TILE * p.d_qk, TILE * p.d_hv  # half of the pairs of a tile
     plan, backward = _delta_plan(p), p.pass_ == "fwbw"
