@@ -202,7 +202,7 @@ def _document(advice: Advice) -> dict[str, Any]:
         "recommended": ranked[0],
         "ranked": ranked,
         "frontier": [advice.row(choice) for choice in advice.frontier],
-        "refused": [asdict(each) for each in advice.refused],
+        "refused": [asdict(refusal) for refusal in advice.refused],
         "never_run": not held_out.has_run_on(advice.gpu),
         "layers": demand.layers,
         "tokens": demand.tokens,

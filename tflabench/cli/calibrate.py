@@ -31,7 +31,7 @@ def calibrate(
     machine = detect(device)
     with one_worker(machine.kind) as workers:
         measured = ceilings_.calibrate(machine, ceilings_.CALIBRATED_DTYPES[machine.kind], workers.ask, seconds, force)
-    document = {"device": machine.name, "ceilings": {dtype: asdict(each) for dtype, each in measured.items()}}
+    document = {"device": machine.name, "ceilings": {dtype: asdict(roofs) for dtype, roofs in measured.items()}}
     columns = [
         TableColumn("dtype", lambda row: row[0]),
         TableColumn("matrix rate\nTFLOP/s", lambda row: row[1].flops_per_s / 1e12, ".3g"),

@@ -115,7 +115,7 @@ def _chosen(file: str, devices: Devices, models: Sequence[str] | None, kernels: 
     names = [
         impl.name
         for impl in IMPLEMENTATIONS
-        if impl.name in {".".join((str(impl.operation), each, *form.words)) for each in wanted}
+        if impl.name in {".".join((str(impl.operation), owner, *form.words)) for owner in wanted}
         and any(fnmatchcase(str(impl.operation), pattern) for pattern in models or ["*"])
         and any(group.fits(impl) for group in groups)
     ]

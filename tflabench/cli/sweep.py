@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -21,12 +21,8 @@ from tflabench.problem import InputError, size_in_words
 
 if TYPE_CHECKING:
     from tflabench.bench.devices import Devices
-    from tflabench.bench.estimate import Target
-    from tflabench.bench.protocol import Protocol
     from tflabench.bench.request import Request
     from tflabench.bench.sweep import Measured
-    from tflabench.rows.schema import Row
-    from tflabench.selection.points import Comparison
 
 FULL = "full"
 FAILED = ("wrong", "error", "compile_error", "crashed", "timeout")
@@ -97,7 +93,8 @@ def sweep(  # noqa: PLR0913  options
         stop_at=stop_at,
     )
     if dry_run:
-        _print_dry_run(request, devices, out, timeout, resume=resume, json=json_)
+        document = _dry_run(request, devices, out, timeout, resume)
+        emit(document, _text(document), json_)
         return
     measured = measure(request, devices, rules, out, ProgressPrinter(), resume)
     _end(measured, json=json_, full=full, plots=plots and not measured.unsaved)
@@ -140,35 +137,43 @@ def seconds_to_tune(text: str) -> float | None:
     return seconds
 
 
-def _print_dry_run(
-    request: Request, devices: Devices, out: Path | None, timeout_s: float, *, resume: bool, json: bool
-) -> None:
-    """Print what would be measured on a device."""
-    from tflabench.bench.sweep import folder_for
-    from tflabench.rows.load import rows_by_point
+def _dry_run(request: Request, devices: Devices, out: Path | None, timeout_s: float, resume: bool) -> dict[str, Any]:
+    """Return what would be measured on a device, about how long that takes, and how much memory.
 
-    target, slug = _target(devices)
-    selection = request.select(target.kind)
-    folder = out or Path("results") / slug / selection.preset.name
-    folder = folder_for(folder, target.name, out is not None, stderr().print) if resume else folder
-    stored = rows_by_point(folder) if resume else {}
-    _print_selection(selection.comparisons, target, folder, stored, selection.protocol, timeout_s, json=json)
-
-
-def _target(devices: Devices) -> tuple[Target, str]:
-    """Return the device to select for, and its name in paths: that of --gpu, here or not, else this machine's.
-
-    Raises:
-        InputError: no such GPU.
+    The device is that of --gpu, here or not, else this machine's; no point takes longer than `timeout_s`.
     """
-    from tflabench.bench.estimate import Target
+    from tflabench.bench.estimate import Target, estimate
+    from tflabench.bench.sweep import folder_for, pending, warn_too_big
+    from tflabench.rows.load import rows_by_point
     from tflabench.theory import hardware
 
-    if devices.gpu is None:
-        here = devices.here()
-        return Target.of_machine(here), here.slug
-    target = Target.of_gpu(hardware.find(devices.gpu))
-    return target, hardware.slug(target.name)
+    target = Target.of_gpu(hardware.find(devices.gpu)) if devices.gpu else Target.of_machine(devices.here())
+    selection = request.select(target.kind)
+    folder = out or Path("results") / hardware.slug(target.name) / selection.preset.name
+    folder = folder_for(folder, target.name, out is not None, stderr().print) if resume else folder
+    stored = rows_by_point(folder) if resume else {}
+    compared, rules = selection.comparisons, selection.protocol
+    points = [(number, point) for number, comparison in enumerate(compared, 1) for point in comparison.points]
+    estimates = {point.id: estimate(point, target, rules) for _, point in points}
+    warn_too_big(estimates, target.memory_bytes)
+    planned = [
+        {
+            "comparison": number,
+            "implementation": point.implementation.name,
+            "family": point.implementation.family,
+            "gate": point.implementation.gate,
+            **point.problem.columns(),
+            "seconds": round(min(estimates[point.id].seconds, timeout_s), 1),
+            "bytes": estimates[point.id].bytes,
+            "refused": target.refusal(point),
+        }
+        for number, point in points
+    ]
+    lacking = {point.id for comparison in pending(compared, stored, rules, target.kind) for point in comparison.points}
+    due = [row for (_, point), row in zip(points, planned, strict=True) if point.id in lacking]
+    seconds, seconds_left = (round(sum(row["seconds"] for row in rows)) for rows in (planned, due))
+    totals = {"seconds": seconds, "seconds_left": seconds_left, "points_left": len(due)}
+    return {"device": target.name, "folder": str(folder), **totals, "points": planned}
 
 
 def _end(measured: Measured, *, json: bool, full: bool, plots: bool) -> None:
@@ -194,50 +199,6 @@ def _end(measured: Measured, *, json: bool, full: bool, plots: bool) -> None:
         stdout().print(ending(measured.rows, files, redraw, left=measured.left, before=measured.before, full=full))
     if undrawn:
         raise undrawn
-
-
-def _print_selection(
-    comparisons: Sequence[Comparison],
-    target: Target,
-    folder: Path,
-    stored: Mapping[str, Row],
-    rules: Protocol,
-    timeout_s: float,
-    *,
-    json: bool,
-) -> None:
-    """Print what a sweep would measure, about how long that takes, and how much memory.
-
-    Args:
-        stored: the rows that its folder has, by point.
-        timeout_s: no point takes longer.
-        json: one JSON object in place of text.
-    """
-    from tflabench.bench.estimate import estimate
-    from tflabench.bench.sweep import pending, warn_too_big
-
-    points = [(number, point) for number, compared in enumerate(comparisons, 1) for point in compared.points]
-    estimates = {point.id: estimate(point, target, rules) for _, point in points}
-    warn_too_big(estimates, target.memory_bytes)
-    selection = [
-        {
-            "comparison": number,
-            "implementation": point.implementation.name,
-            "family": point.implementation.family,
-            "gate": point.implementation.gate,
-            **point.problem.columns(),
-            "seconds": round(min(estimates[point.id].seconds, timeout_s), 1),
-            "bytes": estimates[point.id].bytes,
-            "refused": target.refusal(point),
-        }
-        for number, point in points
-    ]
-    lacking = {point.id for compared in pending(comparisons, stored, rules, target.kind) for point in compared.points}
-    due = [row for (_, point), row in zip(points, selection, strict=True) if point.id in lacking]
-    seconds, seconds_left = (round(sum(row["seconds"] for row in rows)) for rows in (selection, due))
-    totals = {"seconds": seconds, "seconds_left": seconds_left, "points_left": len(due)}
-    document = {"device": target.name, "folder": str(folder), **totals, "points": selection}
-    emit(document, _text(document), json)
 
 
 def _text(document: dict[str, Any]) -> Iterator[RenderableType]:

@@ -131,9 +131,9 @@ def crossings(rows: Sequence[Row]) -> Iterator[str]:
                 if gain:
                     faster[row.seq_len] = gain.value > 1
             if faster:
-                what = {"fw": "forward", "fwbw": "forward and backward"}[pass_]
+                passes = {"fw": "forward", "fwbw": "forward and backward"}[pass_]
                 rival = next(iter(attention.values())).title
-                yield f"{mine[0].title}: {_from(faster)} {rival}, {what}, batch {batch}."
+                yield f"{mine[0].title}: {_from(faster)} {rival}, {passes}, batch {batch}."
 
 
 def _from(faster: dict[int, bool]) -> str:

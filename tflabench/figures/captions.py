@@ -41,9 +41,9 @@ def caption(rows: Rows, axis: str | None = None) -> str:
         parts.append(f"d_qk = {ratio:g} d_hv")
     if axis != "chunk_size" and (chunk_size := common(rows["chunk_size"])):
         parts.append(f"L = {plain(chunk_size)}")
-    for column, words in (("dtype", "{}"), ("gates", "{} gates")):
+    for column, template in (("dtype", "{}"), ("gates", "{} gates")):
         if axis != column and (value := common(rows[column])) and value != USUAL:
-            parts.append(words.format(value))
+            parts.append(template.format(value))
     return ", ".join(parts)
 
 

@@ -327,7 +327,7 @@ def over_gates(stem: str, source: Source) -> Iterator[Figure]:
     Some kernels cut a sequence where its state has decayed, so that both depend on the gates.
     """
     rows = source.rows
-    operations = [operation(*each) for each in zip(rows["implementation"], rows["gate"], strict=True)]
+    operations = [operation(name, gate) for name, gate in zip(rows["implementation"], rows["gate"], strict=True)]
     for name, of_one in rows.groupby(pd.Series(operations, rows.index), sort=False):
         for part in split(of_one, "gates") if of_one["gates"].nunique() > 1 else ():
             yield _of_gates("-".join([stem, str(name), *part.tags]), source, part)
@@ -344,12 +344,12 @@ def _of_gates(stem: str, source: Source, part: Slice) -> Figure:
     timed = part.rows[part.rows["timed"] & part.rows["implementation"].isin(runtime.names)]
     times = timed.groupby(["implementation", "pass"])["ms_median"].agg(["max", "min"])
     change = (times["max"] / times["min"]).groupby("implementation").max()
-    words = "no runtime changes with the gates by more than 10%"
+    statement = "no runtime changes with the gates by more than 10%"
     if change.max() > 1.1:
-        words = f"gates change the runtime of {source.looks[change.idxmax()].title} up to {change.max():.2g} times"
+        statement = f"gates change the runtime of {source.looks[change.idxmax()].title} up to {change.max():.2g} times"
     return Figure(
         stem=stem,
-        title=f"{device_name(part.rows)}: {words}",
+        title=f"{device_name(part.rows)}: {statement}",
         setting=caption(part.rows, part.axis),
         panels=tuple(panels),
         keys=keys(runtime, panels),
