@@ -98,6 +98,8 @@ class Options(CommonOptions, total=False):
 class GateNames(TypedDict, total=False):
     """The gates of all operations on q, k and v, by their names, and what goes with them; each has its own."""
 
+    gate: Gating
+    skip: Tensor | None
     i: Tensor
     f: Tensor
     g: Tensor
@@ -133,16 +135,7 @@ def operation(function: Any) -> Operation:
     return function
 
 
-@overload
-def chunkwise(
-    q: Tensor, k: Tensor, v: Tensor, f: Tensor | None, i: Tensor | None = None, *,
-    gate: Gating, skip: Tensor | None = None, return_last_state: Literal[False] = False, **options: Unpack[Options],
-) -> Tensor: ...  # fmt: skip
-@overload
-def chunkwise(
-    q: Tensor, k: Tensor, v: Tensor, f: Tensor | None, i: Tensor | None = None, *,
-    gate: Gating, skip: Tensor | None = None, return_last_state: Literal[True], **options: Unpack[Options],
-) -> tuple[Tensor, State]: ...  # fmt: skip
+@operation
 def chunkwise(
     q: Tensor, k: Tensor, v: Tensor, f: Tensor | None, i: Tensor | None = None, *,
     gate: Gating, skip: Tensor | None = None, return_last_state: bool = False, **options: Unpack[Options],

@@ -39,8 +39,6 @@ def zero_state(
 
     Args:
         gate: which of n and m there are.
-        batch, heads, d_qk, d_hv: sizes B, H, d_qk and d_hv: C is (B, H, d_qk, d_hv), n (B, H, d_qk), m (B, H).
-        device: where; None is torch's default.
         dtype: of all three; None is float32.
     """
     if not isinstance(gate, Gating):  # pyright: ignore[reportUnnecessaryIsInstance]

@@ -23,11 +23,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 @triton.jit
 def open_rows(x, strides, shape, d, ROWS: tl.constexpr, COLS: tl.constexpr, TMA: tl.constexpr):
-    """Return the descriptor of tiles (1, 1, ROWS, COLS) of x (B, H, T, d).
-
-    Args:
-        strides, shape: of batch, head and time.
-    """
+    """Return the descriptor of tiles (1, 1, ROWS, COLS) of x (B, H, T, d); strides, shape: of batch, head and time."""
     if TMA:
         tiles = x
     else:

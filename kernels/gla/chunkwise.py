@@ -3,7 +3,7 @@
 forward:  weighted q and k, scores of tiles (scores) -> states of chunks (states) -> o (outputs)
 backward: the first two again -> gradients of states, backward in time (states) -> dv (outputs), dq, dk, dg (gradients)
 
-StatePair lie in memory every L steps, in the dtype of q: the products that read them take operands of it.
+States lie in memory every L steps, in the dtype of q: the products that read them take operands of it.
 """
 
 from __future__ import annotations

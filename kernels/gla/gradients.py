@@ -102,7 +102,6 @@ class TileOfHead(NamedTuple):
     """A tile of steps and a block of channels of one head.
 
     Attributes:
-        tile: of the head's sequence.
         chunk, chunks: the tile's chunk, and how many there are.
         first, end: the chunk's first tile, and the one after its last.
     """
@@ -304,7 +303,6 @@ def gradients_of_inputs(
     """Return dq and dk like q and k and, with `gates`, the sums for dg.
 
     Args:
-        inputs: in the roles of `GradientInputs`.
         edges: whether the first chunk has a state before it, and the last a gradient after it.
     """
     plan, blocks = call.plan, call.plan.blocks

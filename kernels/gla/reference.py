@@ -57,12 +57,8 @@ def chunkwise(
     """Compute the recurrence between chunks of L steps, the parallel form within them.
 
     Args:
-        q, k: (B, H, T, d_qk), or (B, G, T, d_qk): each for H / G consecutive heads of v.
-        v: (B, H, T, d_hv), of the dtype of q.
-        g: log decays (B, H, T, d_qk), at most 0, any floating dtype.
+        q, k, v, g, initial, scale: as of `gla`.
         i: None, as there is no such gate.
-        initial: state before the first step; None is zero.
-        scale: of q; None is 1/sqrt(d_qk).
         chunk_size: L, any value >= 1; the last chunk may be shorter. Memory grows as T L d_qk.
         gate, state_dtype: of no effect: there is one gate, and states are rounded to the dtype of q.
 

@@ -1,10 +1,5 @@
 """The operations with scalar gates, on sequences and, with `_step` behind their names, step by step.
 
-    mlstm_exp, mlstm_sig             the two gates of the TFLA paper
-    retention, gated_retention,      linear RNNs that the paper leaves to future work (A.3): other gates,
-    simple_gla, lightning_attention, and for Mamba 2 shared heads, a skip connection and an output gate
-    mamba2_ssd
-
 On sequences q and k are (B, H, T, d_qk), or have fewer heads, v is (B, H, T, d_hv), and gates are (B, H, T): see
 `api.chunkwise` for dtypes, `api.Options` for keywords. They return h (B, H, T, d_hv) in the dtype of q, or (h, State)
 with `return_last_state`. Steps take the same without T, and the state, which they replace by the one after it: see

@@ -39,13 +39,7 @@ _STEP_SIZE: dict[str, Callable[[Tensor], Tensor]] = {"step": lambda i: i, "softp
 
 
 def log_gates(gate: Gate, f: Tensor, i: Tensor | None, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Return log F_t and log I_t, both (B, H, T), computed in float32 or the wider dtype of v.
-
-    Args:
-        gate: which activations.
-        f, i: as `Gate` describes them.
-        v: (B, H, T, d_hv), for its shape and dtype.
-    """
+    """Return log F_t and log I_t, both (B, H, T), computed in float32 or the wider dtype of v (B, H, T, d_hv)."""
     shape, dtype = v.shape[:3], torch.promote_types(v.dtype, torch.float32)
     f, i = f.to(dtype), None if i is None else i.to(dtype)
     log_i = f.new_zeros(shape) if i is None else _LOG_INPUT[gate.input](i)
@@ -67,13 +61,7 @@ def per_step(gate: Gate, f: Tensor, i: Tensor | None, v: Tensor) -> tuple[Tensor
 
 
 def per_head_decays(gate: Gate, f: Tensor, i: Tensor | None, v: Tensor) -> Tensor:
-    """Return log F_t (B, H, T) of a gate that has one number a head, in float32 or a wider dtype.
-
-    Args:
-        gate: whose forget gate is "fixed" or "rate".
-        f: (H,); i: (B, H, T), read for a rate.
-        v: (B, H, T, d_hv), for its shape and dtype.
-    """
+    """Return log F_t (B, H, T) of a gate with one number f (H,) a head, in float32 or the wider dtype of v."""
     dtype = torch.promote_types(v.dtype, torch.float32)
     f = f.to(dtype)[:, None]
     if i is not None and gate.forget == "rate":

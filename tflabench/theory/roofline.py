@@ -115,7 +115,6 @@ def bound_s(bounded: Bounded | None, problem: Problem, ceilings: Ceilings) -> fl
 
     Args:
         bounded: None for what no formula covers: Mamba, and Mamba 2 with its convolution.
-        ceilings: of the dtype of the problem.
     """
     costs = pass_bounds(bounded, problem) if bounded else None
     return sum(float(time_bounds(cost, ceilings).lower) for cost in costs) if costs else None

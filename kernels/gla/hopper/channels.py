@@ -464,8 +464,6 @@ def launch_channels(
     """Write dq and the terms of dg or, in reverse, dk and dg.
 
     Args:
-        inputs: q, k, g, v and do.
-        dg: like g.
         reverse, exact: see `GlaGradientConfig`.
         pieces: launches, one for some columns of v each; all but the first add to what is there.
     """

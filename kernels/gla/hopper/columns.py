@@ -453,10 +453,8 @@ def launch_columns(
     """Write o like v or, in reverse, dv, and the state after the last step if there is room for it.
 
     Args:
-        inputs: q, k, g, and v or do.
         p: (B, H, T, 64), the scores of sequences that have closed, if the walk is exact and no pass.
         o: None for a pass, which writes states alone.
-        reverse, exact: see `GlaWalkConfig`.
     """
     q, _, g, v = inputs
     config = GlaWalkConfig.of(

@@ -130,12 +130,7 @@ def add_pairs_of_tiles(  # noqa: PLR0913, PLR0915  descriptors, which Triton doe
 def launch_pairs(
     inputs: tuple[Tensor, ...], dq: Tensor, dk: Tensor, dg: Tensor, closed: Tensor, *, sizes: Sizes, scale: float
 ) -> None:
-    """Add to dq, dk and dg what pairs of steps of a tile give where a sequence has closed.
-
-    Args:
-        inputs: q, k, g, do and v.
-        closed: (B * H,) int32, 0 for sequences of a head that have not.
-    """
+    """Add to dq, dk and dg what pairs of steps of a tile give where a sequence has closed; closed: of `GlaTensors`."""
     tiles = cdiv(sizes.steps, TILE)
     descs = tuple(map(descriptor, (*inputs, dq, dk, dg)))
     counts = encode_counts(OperandCounts(sizes.steps, tiles, sizes.heads, 1))

@@ -38,7 +38,8 @@ def refuses(q: Tensor, v: Tensor, *, gate: Gate, chunk_size: int, config: object
 def refuses_hardware(q: Tensor, dtypes: tuple[str, ...]) -> str | None:
     """Return why fused kernels of these dtypes cannot run where q is, or on its dtype, or None if they can."""
     if q.device.type != "cuda" or device.figures(q.device).architecture != ARCHITECTURE:
-        return f"needs a GPU of compute capability {ARCHITECTURE / 10}, not {_name(q.device)}"
+        name = torch.cuda.get_device_name(q.device) if q.device.type == "cuda" else q.device
+        return f"needs a GPU of compute capability {ARCHITECTURE / 10}, not {name}"
     return refuses_dtype(str(q.dtype).removeprefix("torch."), dtypes)
 
 
@@ -49,8 +50,3 @@ def default_chunk_size(q: Tensor, v: Tensor, *, gate: Gate, backward: bool = Tru
     return plans.default_chunk_size(
         Sizes.of(q, v), device.figures(q.device), normalise=gate.normalize, backward=backward
     )
-
-
-def _name(place: torch.device) -> str:
-    """Return the name of a device for a message."""
-    return torch.cuda.get_device_name(place) if place.type == "cuda" else str(place)

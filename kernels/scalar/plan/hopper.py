@@ -48,7 +48,6 @@ class Walk:
         name: of what it makes: "h", "dq", "dk", "dv" or "dk, dv".
         columns: dimension of U and W, summed over; more than 256 are divided among programs.
         rows: dimension of Z and of the output.
-        segments: those that it walks over.
         kept: the segments for which h writes states down, where they are others: see
             docs/decisions/2026-11-25-kept-states.md.
         normalise: h is divided by the denominators.

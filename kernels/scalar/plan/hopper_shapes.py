@@ -97,11 +97,6 @@ class WalkShape:
     def of(cls, columns: int, rows: int, *, sums: bool, halved: bool = False, normalise: bool = False) -> WalkShape:
         """Return the shape for a state of these rows and up to 256 columns that measured best.
 
-        Args:
-            sums: with row sums.
-            halved: half as many rows in a program (see `filling`).
-            normalise: with a normaliser, which takes shared memory too.
-
         A state partition's accumulators are up to 4 blocks; with row sums one block of rows, for there is one such
         partition (docs/decisions/2026-11-21-state-partitions.md). Two slots let `score` run
         ahead of the state partitions, but with row sums, where shared memory has no room. It gets the registers that
@@ -174,13 +169,7 @@ class DkdvShape:
 
 @dataclass(frozen=True)
 class PackedHeadsShape:
-    """Compile-time shape of the walk for h with several heads in a program.
-
-    Attributes:
-        num_heads: heads of a program, an even number.
-        num_stages: tiles of Q, K and V in shared memory.
-        state_registers, score_registers: registers of a thread of a state partition, and of `score`.
-    """
+    """Compile-time shape of the walk for h with several heads in a program, an even number (see `WalkShape`)."""
 
     num_heads: int = PACK
     num_stages: int = 2
@@ -207,8 +196,7 @@ class TileGradientsShape:
 class StatePassShape:
     """Compile-time shape of the pass that adds up states.
 
-    Of a state of 64 rows each state partition has half of the columns. States of 64 by 64 would be half padding, so a
-    program takes those of several heads.
+    States of 64 by 64 would be half padding, so a program takes those of several heads.
 
     Attributes:
         blocks_qk, blocks_hv: blocks of 64 columns of k or q, and of v or dh, in a tile.

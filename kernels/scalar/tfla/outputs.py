@@ -216,7 +216,6 @@ class OutputPlace(NamedTuple):
     Attributes:
         b, h_in, h_out: batch, the head of x and y, and the head of z and the probe.
         row, column: the first step, or place, and the first column.
-        span: of its sequence.
         chunk, chunks: the chunk of the steps, and how many the sequence has.
         inside: (rows,), whether a step is one of the sequence.
         row_offset: of the tile's first step in `OutputGates` of tiles of `rows` steps.
