@@ -27,7 +27,18 @@ what a step continues from; `zero_state` makes the first one. `retnet_log_decays
 `KdaOptions` and `DeltaStepOptions`.
 
 Sequences are (B, H, T, d), or (B, T, H, d) with `layout="bthd"`; steps are (B, H, d). Gradients flow to every tensor of
-an operation; a step has none. docs/use-the-kernels.md has examples.
+an operation; a step has none. An example, which runs on any device:
+
+    import torch
+    from tflabench import ops
+
+    q, k, v = (torch.randn(2, 4, 100, d, requires_grad=True) for d in (16, 16, 32))  # (B, H, T, d)
+    i, f = (torch.randn(2, 4, 100, requires_grad=True) for _ in range(2))  # pre-activations of the gates
+    h, state = ops.mlstm_exp(q, k, v, i, f, return_last_state=True)  # h is (2, 4, 100, 32)
+    h.square().mean().backward()  # fills q.grad, k.grad, v.grad, i.grad, f.grad
+    with torch.no_grad():  # the next token: `state` becomes the one after it
+        h_next = ops.mlstm_exp_step(*(x[:, :, 0] for x in (q, k, v, i, f)), state)  # (2, 4, 32)
+    print(ops.choose(q, v, gate=ops.MLSTM_EXP).why)
 """
 
 from .kernels.api import Options, chunkwise
