@@ -28,9 +28,7 @@ from tflabench.implementations.adapter import (
     Unsupported,
     attention_inputs,
 )
-from tflabench.implementations.mlstm import sequence_oracle
 from tflabench.implementations.packages import installed, package_version
-from tflabench.kernels.types import MLSTM_SIG
 from tflabench.problem import Problem
 from tflabench.theory import linear_attention
 from tflabench.theory.cost import GATES, Cost
@@ -248,18 +246,12 @@ def build_mlstm(op: Op, problem: Problem, device: torch.device) -> Case:
     return Case(
         inputs=inputs,
         forward=lambda: function(q=q, k=k * i.sigmoid()[..., None], v=v, g=logsigmoid(f))[0],
-        oracle=mlstm_oracle,
+        oracle=partial(recurrences.oracle, replace(OURS["mlstm_sig"], layout="bthd")),
         linear="v",
         layout="bthd",
         as_kernels_do=partial(decay_gradient_as_summed, "f") if op.summed_decay_gradient else None,
         details={"kernel": f"fla.ops.{op.module}.{op.function} of k sigmoid(i)"},
     )
-
-
-def mlstm_oracle(inputs: Mapping[str, Tensor]) -> Tensor:
-    """Return h (B, T, H, d_hv) of mLSTMsig."""
-    heads_first = {name: tensor.transpose(1, 2) for name, tensor in inputs.items()}
-    return sequence_oracle(MLSTM_SIG, heads_first).transpose(1, 2)
 
 
 def mlstm_cost(op: Op, problem: Problem) -> Cost:

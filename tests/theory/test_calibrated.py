@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 
@@ -11,7 +12,7 @@ from tflabench.problem import InputError, Problem
 from tflabench.theory import calibrated, tfla
 from tflabench.theory.calibrated import term_seconds
 from tflabench.theory.hardware import Ceilings, Gpu, find, from_device_name
-from tflabench.theory.launches import ALGORITHMS, RESOURCES, TERMS, Algorithm, Chip, Launch, Modelled, total
+from tflabench.theory.launches import RESOURCES, TERMS, Algorithm, Chip, Launch, Modelled, total
 
 FIG_4 = Problem(batch=16, heads=16, seq_len=4096, d_qk=128, d_hv=256)
 WIDE = Problem(batch=8, heads=8, seq_len=8192, d_qk=256, d_hv=512)
@@ -90,7 +91,7 @@ def test_causal_waste_and_recomputation_are_what_the_tiles_say():
     assert wide.flops["recomputation"] == scores
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", get_args(Algorithm))
 @pytest.mark.parametrize("pass_", ["fw", "fwbw"])
 @pytest.mark.parametrize(
     "problem",

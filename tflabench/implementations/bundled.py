@@ -334,7 +334,7 @@ PLAIN_SCALAR = PLAIN | {"usual_chunk_size": partial(family_chunk_size, RETENTION
 
 
 def _fused(
-    launches: Callable[[Recurrence, Problem], dict[str, fused_walks.LaunchCounts]],
+    launches: Callable[[Recurrence, Problem], dict[str, Cost]],
     refuses: Callable[[Problem, str], str | None],
     name: str, workspace_bytes: Callable[[Problem], float],
 ) -> Variant:  # fmt: skip

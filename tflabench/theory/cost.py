@@ -103,7 +103,6 @@ class GateCounts:
         flop_terms: (formulation, d_qk, d_hv, causal_factor) -> its rows of Tables 8, 10 and 12.
         normalized: the state has a normaliser and a stabiliser.
         published: (formulation, d_qk, d_hv, causal_factor) -> its row of Table 17; None where the paper prints none.
-        optimum_printed: the paper prints the best chunk size of its forward pass (eqs. 111 and 121).
         modelled: the calibrated model and the model of the fused kernels know it.
         delta: what is written is v less what the state has of it, the delta rule.
         note: how its counts are called, beside published ones.
@@ -114,7 +113,6 @@ class GateCounts:
     flop_terms: Callable[[Formulation, Number, Number, float], Terms] = linear_recurrence_flop_terms
     normalized: bool = False
     published: Callable[[Formulation, Number, Number, float], Polynomial] | None = None
-    optimum_printed: bool = False
     modelled: bool = False
     delta: bool = False
     note: str = "counts of its matrix products"
@@ -521,7 +519,6 @@ GATES: dict[Gate, GateCounts] = {
             partial(_two_gate_flop_terms, exp),
             normalized=exp,
             published=partial(_published_two_gates, exp),
-            optimum_printed=not exp,
             modelled=True,
             note="published counts (Table 17)",
         )

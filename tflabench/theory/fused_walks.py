@@ -13,8 +13,6 @@ tile, whatever L is. Segments take a state pass forward and one backward, and th
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from tflabench.kernels.common.sizes import USUAL
 from tflabench.kernels.delta.hopper_plan import (
     STATE_BYTES,
@@ -39,15 +37,11 @@ from tflabench.theory.launches import sizes
 FLOAT = 4  # bytes of gates in float32, and of what their gradients are made of
 
 
-class LaunchCounts(NamedTuple):
-    """FLOPs and bytes a step and head of one launch."""
+def delta_launches(problem: Problem, gate: Gate) -> dict[str, Cost]:
+    """Return by name what the launches of one call compute and move, a step and head.
 
-    flops: float
-    bytes: float
-
-
-def delta_launches(problem: Problem, gate: Gate) -> dict[str, LaunchCounts]:
-    """Return by name what the launches of one call compute and move: the matrix products alone, tensors once each."""
+    These are matrix products alone, and tensors once each.
+    """
     p, width = problem, problem.element_bytes
     qk, kv, hv = p.d_qk / p.group * width, p.d_qk * width, p.d_hv * width
     gates = GATES[gate].gate_elements(p.d_qk) * FLOAT
@@ -57,17 +51,17 @@ def delta_launches(problem: Problem, gate: Gate) -> dict[str, LaunchCounts]:
     inverse = of_qk + DELTA_TILE**2 / 3
     forward = flop_polynomial("chunkwise", gate, p.d_qk, p.d_hv)(TILE) / TILE
     made = {
-        "inverses": LaunchCounts(inverse, qk + gates + x),
-        "o": LaunchCounts(forward - inverse, 2 * qk + hv + x + gates + hv * (1 + backward)),
+        "inverses": Cost(inverse, qk + gates + x),
+        "o": Cost(forward - inverse, 2 * qk + hv + x + gates + hv * (1 + backward)),
     }
     if plan.states:
         columns = p.d_hv + p.d_qk
-        of_pass = LaunchCounts(2 * (through_state + 2 * p.d_qk**2) + of_hv + of_qk, qk + hv + x + gates)
+        of_pass = Cost(2 * (through_state + 2 * p.d_qk**2) + of_hv + of_qk, qk + hv + x + gates)
         made |= _state_pass("states", p, plan, plan.states, of_pass, columns, columns + 2 * p.d_hv)
     if not backward:
         return made
     if plan.state_gradients:
-        of_pass = LaunchCounts(3 * through_state + of_qk + 2 * of_hv, 2 * qk + hv + x + gates)
+        of_pass = Cost(3 * through_state + of_qk + 2 * of_hv, 2 * qk + hv + x + gates)
         joined = 4 * p.d_hv + p.d_qk
         made |= _state_pass("gradients of states", p, plan, plan.state_gradients, of_pass, p.d_hv, joined)
     sums = SUMS * SUM_BYTES * pieces
@@ -75,16 +69,16 @@ def delta_launches(problem: Problem, gate: Gate) -> dict[str, LaunchCounts]:
     added = 2 * kv * (2 * pieces - 1 / members)  # of pieces, and of heads that share q and k
     added += 2 * (kv + qk) * (p.group > members)
     return made | {
-        "dv": LaunchCounts(3 * through_state + of_qk + 2 * of_hv, 2 * qk + hv + x + gates + hv + D),
-        "dq, dk": LaunchCounts(
+        "dv": Cost(3 * through_state + of_qk + 2 * of_hv, 2 * qk + hv + x + gates + hv + D),
+        "dq, dk": Cost(
             4 * through_state + pieces * 4 * of_qk + 2 * of_hv,
             3 * hv + D + pieces * (2 * qk + gates) + added + sums,
         ),
-        "gates": LaunchCounts(0, sums + 2 * gates),
+        "gates": Cost(0, sums + 2 * gates),
     }
 
 
-def gla_launches(problem: Problem) -> dict[str, LaunchCounts]:
+def gla_launches(problem: Problem) -> dict[str, Cost]:
     """Return the same of GLA."""
     p, width = problem, problem.element_bytes
     qk, hv, gates, pieces = p.d_qk * width, p.d_hv * width, p.d_qk * width, gla_pieces_of(p.d_hv)
@@ -92,11 +86,11 @@ def gla_launches(problem: Problem) -> dict[str, LaunchCounts]:
     of, backward = sizes(p, p.group), p.pass_ == "fwbw"
     chunk_size = p.chunk_size or gla_chunk_size(of, USUAL)
     plan = gla_planned(of, USUAL, chunk_size, backward=backward)
-    made = {"o": LaunchCounts(flop_polynomial("chunkwise", "gla", p.d_qk, p.d_hv)(TILE) / TILE, 2 * (qk + hv) + gates)}
+    made = {"o": Cost(flop_polynomial("chunkwise", "gla", p.d_qk, p.d_hv)(TILE) / TILE, 2 * (qk + hv) + gates)}
     passes = {"states": plan.states, "gradients of states": plan.state_gradients if backward else None}
     for name, walk in passes.items():
         if walk is not None:
-            of_pass = LaunchCounts(through_state, qk + hv + gates)
+            of_pass = Cost(through_state, qk + hv + gates)
             made |= _state_pass(name, p, plan, walk, of_pass, p.d_hv, 3 * p.d_hv)
     if not backward:
         return made
@@ -104,13 +98,13 @@ def gla_launches(problem: Problem) -> dict[str, LaunchCounts]:
     flops, moved = 3 * through_state + pieces * of_qk + of_hv, 2 * hv + pieces * (2 * qk + gates)
     written, terms = qk * (3 * pieces - 2), p.d_qk * FLOAT  # the last walk writes dg in place of terms
     return made | {
-        "dv": LaunchCounts(2 * through_state + of_qk + of_hv, 2 * (qk + hv) + gates),
-        "dq": LaunchCounts(flops, moved + written + terms * (2 * pieces - 1)),
-        "dk": LaunchCounts(flops, moved + written + terms * (2 * pieces - 1) + gates),
+        "dv": Cost(2 * through_state + of_qk + of_hv, 2 * (qk + hv) + gates),
+        "dq": Cost(flops, moved + written + terms * (2 * pieces - 1)),
+        "dk": Cost(flops, moved + written + terms * (2 * pieces - 1) + gates),
     }
 
 
-def kda_launches(problem: Problem) -> dict[str, LaunchCounts]:
+def kda_launches(problem: Problem) -> dict[str, Cost]:
     """Return the same of KDA."""
     p, width = problem, problem.element_bytes
     qk, kv, hv, gates = p.d_qk / p.group * width, p.d_qk * width, p.d_hv * width, p.d_qk * width
@@ -119,17 +113,17 @@ def kda_launches(problem: Problem) -> dict[str, LaunchCounts]:
     through_state, of_qk, of_hv = 2 * p.d_qk * p.d_hv, TILE * p.d_qk, TILE * p.d_hv  # half of the pairs of a tile
     operands, backward, plan = 3 * kv + 2 * square + decays, p.pass_ == "fwbw", _delta_plan(p)
     made = {
-        "operands": LaunchCounts(2 * of_qk + DELTA_TILE**2 / 3, 2 * qk + gates + FLOAT + operands),
-        "o": LaunchCounts(3 * through_state + 2 * of_hv, operands + 2 * hv + backward * (hv + S)),
+        "operands": Cost(2 * of_qk + DELTA_TILE**2 / 3, 2 * qk + gates + FLOAT + operands),
+        "o": Cost(3 * through_state + 2 * of_hv, operands + 2 * hv + backward * (hv + S)),
     }
     joined = 3 * p.d_hv + p.d_qk
     if plan.states:
-        of_pass = LaunchCounts(2 * (through_state + 2 * p.d_qk**2) + of_hv + of_qk, 2 * kv + square + decays + hv)
+        of_pass = Cost(2 * (through_state + 2 * p.d_qk**2) + of_hv + of_qk, 2 * kv + square + decays + hv)
         made |= _state_pass("states", p, plan, plan.states, of_pass, p.d_hv + p.d_qk, joined)
     if not backward:
         return made
     if plan.state_gradients:
-        of_pass = LaunchCounts(3 * through_state + 2 * of_hv, operands + hv)
+        of_pass = Cost(3 * through_state + 2 * of_hv, operands + hv)
         made |= _state_pass("gradients of states", p, plan, plan.state_gradients, of_pass, p.d_hv, joined)
     # Either half of the channels has its program, which makes the scores of all pairs; all pieces of v but the first
     # add to what is there.
@@ -137,12 +131,12 @@ def kda_launches(problem: Problem) -> dict[str, LaunchCounts]:
     dg = p.d_qk * FLOAT if pieces > 1 else gates
     written = (2 * pieces - 1) * (2 * kv + dg + FLOAT) + 2 * (kv + qk) * (p.group > 1)
     return made | {
-        "dv": LaunchCounts(3 * through_state + 2 * of_hv, operands + 2 * hv + S),
-        "dq, dk, dg": LaunchCounts(3 * through_state + 4 * of_hv + pieces * 4 * of_qk, moved + written),
+        "dv": Cost(3 * through_state + 2 * of_hv, operands + 2 * hv + S),
+        "dq, dk, dg": Cost(3 * through_state + 4 * of_hv + pieces * 4 * of_qk, moved + written),
     }
 
 
-def summed(problem: Problem, made: dict[str, LaunchCounts]) -> Cost:
+def summed(problem: Problem, made: dict[str, Cost]) -> Cost:
     """Return FLOPs and bytes of one call over batch and heads; of the last state nobody asks."""
     steps = problem.batch * problem.heads * problem.seq_len
     return Cost(steps * sum(x.flops for x in made.values()), steps * sum(x.bytes for x in made.values()))
@@ -160,10 +154,10 @@ def _state_pass(
     p: Problem,
     plan: DeltaPlan | GlaWalks,
     walk: DeltaWalk,
-    of_pass: LaunchCounts,
+    of_pass: Cost,
     columns: int,
     joined: int,
-) -> dict[str, LaunchCounts]:
+) -> dict[str, Cost]:
     """Return the pass over segments that makes columns of their states, and what joins these.
 
     Args:
@@ -173,6 +167,6 @@ def _state_pass(
     walked = plan.cut.tiles_of(walk.segments) / plan.cut.tiles
     column = plan.cut.count * p.d_qk * STATE_BYTES / p.seq_len
     return {
-        name: LaunchCounts(walked * of_pass.flops, walked * of_pass.bytes + column * columns),
-        f"{name} joined": LaunchCounts(0, column * joined),
+        name: Cost(walked * of_pass.flops, walked * of_pass.bytes + column * columns),
+        f"{name} joined": Cost(0, column * joined),
     }

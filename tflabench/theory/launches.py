@@ -29,11 +29,6 @@ from tflabench.theory.cost import Gate
 from tflabench.theory.hardware import HOPPER, Capability, Ceilings, Gpu
 
 Algorithm = Literal["tfla", "unpipelined", "fused"]
-ALGORITHMS: dict[Algorithm, str] = {
-    "tfla": "the paper's kernels as bundled: tiles fetched ahead, chunk states in the inputs' type",
-    "unpipelined": "the published mlstm_kernels: every tile waited for, chunk states in float32",
-    "fused": "the fused kernels for Hopper: the state stays on chip",
-}
 # Term -> what its seconds are spent on, in the order of stacked bars. The first four are all that the published model
 # knows; the others, in this order, turn it into the calibrated one.
 TERMS = {
@@ -97,7 +92,8 @@ class Modelled:
     """An implementation as the model sees it.
 
     Attributes:
-        algorithm: one of ALGORITHMS.
+        algorithm: "tfla": the paper's kernels as bundled, tiles fetched ahead, chunk states in the inputs' type;
+            "unpipelined": mlstm_kernels, every tile waited for, chunk states in float32; "fused": those for Hopper.
         gate: "exp" with stabiliser and normaliser, "sig" without.
         gate_gradients: False where decays are constants: what passes ask for none.
         shared: all heads have the same q and k.
