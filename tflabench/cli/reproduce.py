@@ -64,22 +64,19 @@ def reproduce(
     folder_to_write(root, "--results", make=False)
     if machine.kind == "cpu" and results_folders(root):
         find_results(root)  # rows that cannot be read are told of before anything is drawn
-    parts, notes = _parts(wanted, matched_heads, impl, axis or ())
+    parts = _parts(wanted, matched_heads, impl, axis or ())
     out = folder_to_write(out) if out else None
 
-    note = stderr()
     if machine.kind == "cpu":
-        note.print(f"No NVIDIA GPU here ({machine.name}): drawing the rows stored below {root}, measuring nothing.")
-    for line in notes:
-        note.print(line)
+        stderr().print(f"No NVIDIA GPU here ({machine.name}): drawing the rows stored below {root}, measuring nothing.")
     measured = _measured(parts, root, machine, rules) if machine.kind == "cuda" else {}
     _draw(parts, measured, root, out, formats)
 
 
 def _parts(
     wanted: Sequence[PaperFigure], matched_heads: bool, patterns: Sequence[str] | None, axis: Sequence[str]
-) -> tuple[dict[PaperFigure, list[Point]], list[str]]:
-    """Return the points of each figure that has any, and what to say of the others.
+) -> dict[PaperFigure, list[Point]]:
+    """Return the points of each figure that has any; print which have none.
 
     Raises:
         InputError: none has any.
@@ -88,16 +85,15 @@ def _parts(
     from tflabench.selection.axes import parse_overrides
 
     part = parse_overrides(axis)
-    notes = []
     if matched_heads and (alike := [figure.name for figure in wanted if not figure.matched]):
-        notes.append(f"The same heads for every kernel in any case: {', '.join(alike)}.")
+        stderr().print(f"The same heads for every kernel in any case: {', '.join(alike)}.")
     parts = {figure: paper.points_of(figure, patterns, part) for figure in wanted}
     if outside := [figure.name for figure, points in parts.items() if not points]:
         outside_of = f"no point of {', '.join(outside)} has {' '.join(axis)}"
         if len(outside) == len(wanted):
             raise InputError(f"{outside_of}: `tflabench sweep -a` measures other values than the paper's")
-        notes.append(f"Left out: {outside_of}.")
-    return {figure: points for figure, points in parts.items() if points}, notes
+        stderr().print(f"Left out: {outside_of}.")
+    return {figure: points for figure, points in parts.items() if points}
 
 
 def _measured(parts: Parts, root: Path, machine: Machine, rules: Rules) -> dict[PaperFigure, tuple[Path, int]]:
