@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -41,7 +41,7 @@ def roofline(  # noqa: PLR0913  options
     as_json: options.Json = False,
 ) -> None:
     """Draw the arithmetic intensity of chunk sizes under the rooflines of GPUs. `plot` draws measured points."""
-    from tflabench.figures.files import write_figure
+    from tflabench.figures.files import write_figures
     from tflabench.figures.roofline import of_chunk_sizes, of_gpus
 
     chips = [chosen_gpu(name, dtype) for name in options.words(gpu)]
@@ -50,7 +50,8 @@ def roofline(  # noqa: PLR0913  options
     drawn = of_chunk_sizes(
         chips, sizes, problem, gate, causal_factor=causal_factor, state_dtype=state_dtype, counts=counts
     )
-    write_figure(of_gpus(chips, drawn.costs, drawn.title), out)
+    figure = replace(of_gpus(chips, drawn.costs, drawn.title), stem=out.stem)
+    write_figures([figure], out.parent, [out.suffix.lstrip(".")])
     print(f"wrote {out}", file=sys.stderr)
     document = {
         "file": str(out),

@@ -23,25 +23,6 @@ def check_formats(formats: Iterable[str]) -> None:
         one_of("format", name, FORMATS)
 
 
-def check_format(path: Path) -> None:
-    """Raise InputError unless the suffix of a figure's path is one of FORMATS, before any work is done."""
-    if path.suffix.lstrip(".") not in FORMATS:
-        raise InputError(f"cannot draw {path}: its suffix must be one of {', '.join(f'.{name}' for name in FORMATS)}")
-
-
-def write_figure(figure: Figure, path: Path) -> list[Path]:
-    """Write one figure in the format that the suffix of `path` names, its caption and its rows; return the files.
-
-    Raises:
-        InputError: another suffix than those of FORMATS, or a file that cannot be written.
-    """
-    check_format(path)
-    try:
-        return _write(figure, path.with_suffix(""), [path.suffix.lstrip(".")])
-    except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror}") from None
-
-
 def write_figures(figures: Iterable[Figure], folder: Path, formats: Sequence[str]) -> list[Path]:
     """Write figures into a folder under their stems in each format, with captions and rows; return the files.
 

@@ -67,12 +67,13 @@ def _file_to_write(out: Path, name: str) -> Path:
     Raises:
         InputError: its suffix is that of another kind of file than `name`, or the folder cannot be made.
     """
-    from tflabench.figures.files import check_format
+    from tflabench.figures.files import FORMATS
 
     path, suffix = (out / name if out.is_dir() else out), Path(name).suffix
-    if suffix == ".png":
-        check_format(path)
-    elif path.suffix not in ("", suffix):
+    if suffix == ".png" and path.suffix.lstrip(".") not in FORMATS:
+        suffixes = ", ".join(f".{name}" for name in FORMATS)
+        raise InputError(f"cannot draw {path}: its suffix must be one of {suffixes}")
+    if suffix != ".png" and path.suffix not in ("", suffix):
         raise InputError(f"--out is {out}: what is written there is a {suffix} file, give it that suffix")
     _make(path.parent, out, "--out")
     return path
