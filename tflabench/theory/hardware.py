@@ -57,20 +57,12 @@ class Ceilings:
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU.
+    """A GPU, by the fields that gpus.toml explains, in SI units; what is not known is None.
 
     Attributes:
         name, aliases: what `find` accepts; a name is exact, an alias ("A100") picks the usual form factor.
-        device: pattern of the name its driver reports.
         ceilings: of bfloat16 (V100: float16) matrix products.
-        memory_bytes: of device memory; None where not known.
-        multiprocessors: SMs, or compute units on AMD.
-        l2_bytes: on-chip cache shared by all multiprocessors, as far as documented.
-        float32_flops_per_s: of the vector lanes, a multiply-add counted as two; from the document of the ceilings.
-        clock_hz: that the float32 rate stands for; Hopper's and Blackwell's matrix rates stand for a lower one.
-        capability: CUDA compute capability; None where not known, and for GPUs of others.
-        source: of multiprocessors and L2.
-        note: what a reader might argue about.
+        capability: None for GPUs of others than NVIDIA too.
         shared_memory_bytes: that a block (a program of Triton's) can have if it asks for it; None: by `capability`.
     """
 

@@ -1,25 +1,14 @@
 """Theoretical runtime, arithmetic intensity and roofline, eqs. (112)-(119) of the TFLA paper; the bound of a problem.
 
-The bound of a problem is how long its forward and backward passes take at least, whichever kernel computes them.
-A pass reads each input once and writes each output once, and makes each product of the chunkwise form once. Its bound
-is max(bytes / bandwidth, FLOPs / matrix rate). Forward and backward are bounded one after the other, and the bound of
-both is the sum. Per token and head, with e bytes an element, t = min(64, T), and G = e bytes a gate:
+The bound of a problem is how long its forward and backward passes take at least, whichever kernel computes them:
+docs/how-it-measures.md has the formulas. A pass reads each input once, writes each output once, and makes each product
+of the chunkwise form with tiles of `TILE` steps once:
 
-    forward   bytes  e (2 d_qk + 2 d_hv) + G                             read q, k, v and gates; write h
-              FLOPs  4 d_qk d_hv + t (d_qk + d_hv)                       update and read the state; S = QK^T and S V
-    backward  bytes  e (2 d_qk + 2 d_hv) + G + e (2 d_qk + d_hv) + G     read q, k, v, dh and gates; write gradients
-              FLOPs  10 d_qk d_hv + t (3 d_qk + 2 d_hv)                  update C and dC, read them for dq, dk and dv;
-                                                                         S = QK^T, dh V^T, S^T dh, dS K, dS^T Q
-
-A delta rule takes more FLOPs, as k reads the state too:
-
-    forward   FLOPs  + 2 d_qk d_hv + t (d_qk + d_hv)                     K C; K K^T, errors of a tile
-    backward  FLOPs  + 6 d_qk d_hv + t (3 d_qk + 2 d_hv)                 K dC, K^T dV, dV C^T; K K^T, their gradients
+    forward     update and read the state; S = QK^T and S V
+    backward    update C and dC, read them for dq, dk and dv; S = QK^T, dh V^T, S^T dh, dS K, dS^T Q
+    delta rule  and K C; K K^T, errors of a tile, and backward K dC, K^T dV, dV C^T; K K^T, their gradients
 
 Heads of v that share a head of q and k read these once, write their gradients once, and have one QK^T.
-
-64 is the smallest tile that tensor cores take well. A kernel with smaller chunks does fewer FLOPs, so that it can be
-faster than this bound where FLOPs decide. Softmax attention has no state: its FLOPs are the second terms, with t = T.
 """
 
 from __future__ import annotations
@@ -40,7 +29,7 @@ Bounded = Literal[
     "attention", "ungated", "one_gate", "two_gates", "channel_gates", "shared_keys",
     "delta_rule", "gated_delta_rule", "channel_delta_rule",
 ]  # fmt: skip
-TILE = 64  # steps
+TILE = 64  # steps: the smallest that tensor cores take well
 
 
 class TimeBounds(NamedTuple):
