@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from tflabench.kernels.common.sizes import USUAL, Device
-from tflabench.kernels.scalar.plan.tfla import Plan, planned
+from tflabench.kernels.scalar.plan.tfla import Plan, Tiles, planned
 from tflabench.problem import Problem
 from tflabench.theory.constants import (
     ENDS,
@@ -31,33 +31,13 @@ from tflabench.theory.cost import GATES, Gate, state_elements
 from tflabench.theory.launches import Launch, Modelled, sizes
 
 
-@dataclass(frozen=True)
-class LoopTiles:
-    """Tiling of the parallel kernel, as `Tiles` of the plan has it.
-
-    Attributes:
-        resident: programs on a multiprocessor at once, as shared memory allows.
-        pipelined: tiles of the loop are fetched ahead; else every fetch is waited for.
-    """
-
-    rows: int
-    cols: int
-    inner: int
-    narrow: int
-    outer: int
-    resident: int
-    pipelined: bool = True
-
-
-def tiling(plan: Plan, name: str) -> LoopTiles:
+def tiling(plan: Plan, name: str) -> Tiles:
     """Return the tiles of a launch of the bundled parallel kernel: "h", "dq", "dk" or "dv"."""
-    tiles = getattr(plan, name).tiles
-    resident = tiles.resident(plan.element_bytes, plan.device.architecture)
-    return LoopTiles(tiles.rows, tiles.cols, tiles.inner, tiles.narrow, tiles.outer, resident)
+    return getattr(plan, name).tiles
 
 
 # mlstm_kernels' xl_chunk kernels load tile by tile without asynchronous copies (paper, App. G.1).
-UNPIPELINED = LoopTiles(NXAI_STEPS, NXAI_STEPS, NXAI_INNER, NXAI_INNER, NXAI_OUTER, NXAI_RESIDENT, pipelined=False)
+UNPIPELINED = Tiles(NXAI_STEPS, NXAI_STEPS, NXAI_INNER, NXAI_OUTER, warps=4, stages=1, narrow=NXAI_INNER)
 
 
 def launches(
@@ -102,7 +82,7 @@ class _Call:
     gate: Gate
     chunk_size: int
     state_bytes: float
-    tiles: LoopTiles | None
+    tiles: Tiles | None
     group: int
     device: Device
 
@@ -144,7 +124,7 @@ class _Call:
             rows = min(NXAI_WALK_STEPS, self.chunk_size)
             u, v = min(NXAI_WALK_STATE, p.d_qk), min(NXAI_WALK_STATE, p.d_hv)
             blocks, segments = math.ceil(p.d_qk / u) * math.ceil(p.d_hv / v), 1
-            resident, waits = self.tiles.resident, math.ceil(p.seq_len / rows)
+            resident, waits = NXAI_RESIDENT, math.ceil(p.seq_len / rows)
         else:
             tiles, blocks, _, _, segments = self.plan.forward_states
             rows, u, v = tiles.rows, min(tiles.u, p.d_qk), min(tiles.v, p.d_hv)
@@ -179,15 +159,16 @@ class _Call:
         needed, computed = L / 2, (L + rows) / 2  # steps of the other side that a row meets, on average
         scores, first = 2 * d_in, 0 if again else 1
         loads = math.ceil(d_in / tiles.inner) + 1  # of a tile of y by blocks of the inner dimension, and of z
-        waits = loads  # of a tile, for fetches
-        if tiles.pipelined:  # by parts of x in a loop of their own, which starts anew for every tile
+        resident, waits = NXAI_RESIDENT, loads  # of a tile, for fetches
+        if not self.tiles:  # fetched ahead, by parts of x in a loop of their own, which starts anew for every tile
+            resident = tiles.resident(p.element_bytes, self.device.architecture)
             waits = 0 if tiles.inner >= d_in else 1
         # Weights, scale, conversion, exp's row sum; exponentials on the diagonal only.
         per_score = 4 + GATES[self.gate].normalized + EXP_LANES * rows / computed
         return Launch(
             name,
             programs=steps / rows * blocks,
-            resident=tiles.resident,
+            resident=resident,
             flops={
                 "between chunks": steps * 2 * d_in * d_out,
                 "within chunks": steps * needed * (scores * first + 2 * d_out),

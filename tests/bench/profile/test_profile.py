@@ -268,8 +268,8 @@ def test_counted_kernels_are_as_near_the_calibrated_models_as_they_were():
     [
         (tfla, "TILE_GATES", 0),  # gates' sums within tiles are not read
         (calibrated, "STATE_BYTES", {"tfla": 4, "unpipelined": 4}),  # chunk states in float32
-        (tfla, "tiling", lambda *_: tfla.LoopTiles(128, 64, 128, 64, 256, 1)),  # tiles of other kernels
-        (tfla, "tiling", lambda *_: tfla.LoopTiles(64, 64, 128, 64, 128, 2)),
+        (tfla, "tiling", lambda *_: tfla.Tiles(128, 64, 128, 256, 8, 3)),  # tiles of other kernels
+        (tfla, "tiling", lambda *_: tfla.Tiles(64, 64, 128, 128, 4, 2)),
         (tfla, "state_elements", lambda gate, d_qk, d_hv: d_qk * d_qk),  # a state of the wrong shape
     ],
 )
