@@ -90,6 +90,11 @@ class TestOptimalChunk:
         assert [line.split()[0] for line in lines if line.endswith("recommended")] == ["512"]
         assert document(*PAPER)["chunk_sizes"][0]["chunk_size"] == 64
 
+    def test_only_the_optimum_of_sig_is_printed_in_the_paper(self):
+        assert "(eq. 111)" in output(*PAPER)
+        for gate in ("exp", "gla", "delta_net"):
+            assert "(as eq. 111)" in output(*PAPER, "--gate", gate)
+
     def test_the_first_line_says_that_fused_kernels_need_no_such_l(self):
         first = output(*PAPER).partition("\n\n")[0]
         assert "hopper_sig needs no such L: it cuts T into 1 segment of 8192" in " ".join(first.split())

@@ -178,8 +178,9 @@ def _optima(tradeoff: Tradeoff) -> Iterator[str]:
     from tflabench.theory.cost import GATES
 
     low, high = tradeoff.within()
-    as_printed = (tradeoff.problem.pass_, tradeoff.counts) == ("fw", "published")  # in the paper, for no normaliser
-    printed = as_printed and not GATES[tradeoff.gate].normalized
+    gate, counted = GATES[tradeoff.gate], (tradeoff.problem.pass_, tradeoff.counts)
+    # The paper prints it where it prints counts, and there is no normaliser.
+    printed = gate.published and not gate.normalized and counted == ("fw", "published")
     eq_111, eq_121 = ("eq. 111", "eq. 121") if printed else ("as eq. 111", "as eq. 121")
     yield f"{f'fewest FLOPs ({eq_111})':30}L = {tradeoff.flop_optimal:.1f}"
     yield f"{f'least runtime ({eq_121})':30}L = {tradeoff.runtime_optimal:.1f}, within 5% from {low} to {high}"
