@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,10 +18,28 @@ CPU = torch.device("cpu")
 PROBLEM = Problem(1, 2, 40, 16, 16, dtype="float32", pass_="fwbw", ranks=2)
 
 
+PLUGIN = """
+from dataclasses import replace
+from tflabench.implementations import registry
+
+LIKE = registry.get("reference_simple_gla")
+
+def fails_on_others(problem, device):
+    if problem.seed:
+        raise ValueError("no such seed")
+    return LIKE.build(problem, device)
+
+IMPLEMENTATIONS = (replace(LIKE, name="twin"), replace(LIKE, name="alone", build=fails_on_others))
+"""
+
+
 def measure(_: int, file: str) -> None:
     """As a worker: in a process of its own, for a test that forks later is not to be in a group."""
     torch.set_num_threads(1)
-    impl = registry.get("reference_simple_gla")
+    plugin = Path(file).with_name("plugin_of_ranks.py")
+    plugin.write_text(PLUGIN)
+    registry.plug_in(str(plugin))
+    impl = registry.get("twin")
     torch.manual_seed(0)
     case = ranks.build(impl, PROBLEM, CPU)
     torch.manual_seed(0)
@@ -35,13 +54,21 @@ def measure(_: int, file: str) -> None:
     try:
         ranks.build(registry.get("reference_recurrent_sig"), PROBLEM, CPU)
     except Unsupported as error:
-        torch.save((calls, case.details, str(error)), file)
+        refusal = str(error)
+    try:
+        ranks.build(registry.get("alone"), PROBLEM, CPU)
+    except RuntimeError as error:
+        ended = str(error)
+    again = ranks.build(impl, PROBLEM, CPU)
+    with torch.no_grad():
+        calls.append(again.forward())
+    torch.save((calls, case.details, refusal, ended), file)
     ranks.leader("cpu").close()
 
 
 def test_the_worker_has_the_first_part_of_a_sequence_and_its_gradients(tmp_path):
     start_processes(measure, (str(tmp_path / "made.pt"),), 1, start_method="fork")
-    (first, second, alone, last), details, refusal = torch.load(tmp_path / "made.pt")
+    (first, second, alone, last, again), details, refusal, ended = torch.load(tmp_path / "made.pt")
     assert first[0].shape[1] == 20
     for found in (first, second):
         for ours, wanted in zip(found, alone, strict=True):
@@ -50,6 +77,9 @@ def test_the_worker_has_the_first_part_of_a_sequence_and_its_gradients(tmp_path)
     assert details["collective_bytes"] == 4 * 2 * 16 * 16
     assert details["collective_ms"] > 0
     assert refusal == "runs on one device: ranks must be 1"
+    assert ended.startswith("rank 1 has ended (exit code 1)")
+    assert ended.endswith("ValueError: no such seed")
+    assert again.isfinite().all()
 
 
 def test_more_ranks_than_devices_are_refused():

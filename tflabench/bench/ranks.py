@@ -88,6 +88,8 @@ class Leader(World):
         size = torch.cuda.device_count() if device_type == "cuda" else ON_CPU
         store = os.path.join(tempfile.mkdtemp(), "ranks")
         self._followers = [Child.spawn(__name__, device_type, str(rank), str(size), store) for rank in range(1, size)]
+        for follower in self._followers:
+            follower.send(registry.plugins_in_use())
         super().__init__(device_type, 0, size, store)
         self.cases = count()
 
@@ -102,6 +104,21 @@ class Leader(World):
         for follower in self._followers[: ranks - 1]:
             follower.send({"what": what, "case": case, "ranks": ranks, **more})
 
+    def wait_until_built(self, ranks: int) -> None:
+        """Wait until the other ranks of a case have built it.
+
+        Raises:
+            RuntimeError: one has ended. All end then, and the next case has other processes.
+        """
+        for rank, follower in enumerate(self._followers[: ranks - 1], 1):
+            try:
+                follower.pipe.recv()
+            except EOFError:
+                how, line = follower.last_words()
+                self.close()
+                leader.cache_clear()
+                raise RuntimeError(f"rank {rank} has ended ({how}): {line}") from None
+
 
 leader = cache(Leader)  # of this process
 
@@ -111,6 +128,7 @@ def build(impl: Implementation, problem: Problem, device: torch.device) -> Case:
 
     Raises:
         Unsupported: the implementation runs on one device, or there are fewer.
+        RuntimeError: another rank cannot build it.
     """
     ranks = problem.ranks or 1
     there = torch.cuda.device_count() if device.type == "cuda" else ON_CPU
@@ -122,6 +140,7 @@ def build(impl: Implementation, problem: Problem, device: torch.device) -> Case:
     lead = leader(device.type)
     number, call = next(lead.cases), case.call
     lead.tell(ranks, "build", number, implementation=impl.name, problem=problem.part)
+    lead.wait_until_built(ranks)
     p = problem
     elements = p.batch * p.heads * p.d_qk * p.d_hv
     collective, large = (lead.collective_ms(ranks, size) for size in (elements, LARGE // 4))
@@ -162,7 +181,9 @@ def link(device: torch.device, ranks: int) -> str:
     return "peer to peer"
 
 
-def follow(world: World, case: Case | None, order: dict[str, Any], output: Tensor | None) -> tuple[Case, Tensor | None]:
+def follow(
+    world: World, pipe: Connection, case: Case | None, order: dict[str, Any], output: Tensor | None
+) -> tuple[Case, Tensor | None]:
     """Do what the worker has told of a case: return the case, and an output that waits for its backward."""
     ranks = order["ranks"]
     if order["what"] == "build":
@@ -170,6 +191,7 @@ def follow(world: World, case: Case | None, order: dict[str, Any], output: Tenso
         problem = problem.with_(seed=problem.seed + world.rank)
         torch.manual_seed(problem.seed)
         case = registry.get(order["implementation"]).build(problem, world.device)
+        pipe.send("built")
         for elements in (problem.batch * problem.heads * problem.d_qk * problem.d_hv, LARGE // 4):
             world.collective_ms(ranks, elements)
         return case, None
@@ -193,11 +215,13 @@ def main(device_type: str, rank: str, size: str, store: str, descriptor: str) ->
     world = World(device_type, int(rank), int(size), store)
     cases: dict[int, tuple[Case, Tensor | None]] = {}
     pipe = Connection(int(descriptor))
+    for plugin in pipe.recv():
+        registry.plug_in(plugin)
     with contextlib.suppress(EOFError):
         while order := pipe.recv():
             case, output = cases.pop(order["case"], (None, None))
             if order["what"] != "drop":
-                cases[order["case"]] = follow(world, case, order, output)
+                cases[order["case"]] = follow(world, pipe, case, order, output)
     os._exit(0)  # the worker waits for no goodbye
 
 

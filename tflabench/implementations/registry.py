@@ -166,6 +166,11 @@ def plug_in(plugin: str) -> None:
     _by_plugin[plugin] = added
 
 
+def plugins_in_use() -> tuple[str, ...]:
+    """Return what `plug_in` was given in this process."""
+    return tuple(_by_plugin)
+
+
 def nearest(wanted: str, names: Iterable[str]) -> str:
     """Return the hint that ends an error message about a name that does not exist."""
     names = list(names)
