@@ -48,7 +48,7 @@ def test_forward_and_every_gradient(case: Case, monkeypatch: pytest.MonkeyPatch)
         ("delta/walk", "ring.producer_acquire(stage)", "pass"),  # a slot is overwritten
         ("delta/walks", "tma.store_wait(pendings=1)  # Z", "pass  # Z"),  # a state is overwritten
         ("kda/gradients", "mbarrier.wait(full, 0)\n    dq", "dq"),  # q and k that have not arrived
-        ("kda/operands", "mbarrier.wait(loaded.index(c), 0)", "pass"),
+        ("kda/operands", "mbarrier.wait(loaded.index(c), 0)\n        g_block", "g_block"),
     ],
 )  # fmt: skip
 def test_mistakes_show(source: str, right: str, mistaken: str, monkeypatch: pytest.MonkeyPatch) -> None:
