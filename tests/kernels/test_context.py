@@ -198,9 +198,10 @@ WRONG: dict[str, tuple[Callable[[int, Any], str], list[str]]] = {
 }  # fmt: skip
 
 
-def case_a_rank_that_ends(rank: int, short: Any) -> str:
-    """The last case: rank 1 is gone, or as good as gone."""
-    return "gone" if rank == 1 else refused(group=short)
+def case_a_rank_that_ends(rank: int, short: Any, *, agreed: bool) -> str:
+    """The last cases: rank 1 is gone, or as good as gone, before a first call or behind those on which both agreed."""
+    before = {refused(group=short) for _ in range(2 * agreed)}
+    return "gone" if rank == 1 or before - {"no error"} else refused(group=short)
 
 
 def on_rank(rank: int, folder: str) -> None:
@@ -209,7 +210,7 @@ def on_rank(rank: int, folder: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=3)
     groups = {1: [dist.new_group([r]) for r in range(3)][rank], 2: dist.new_group([0, 1]), 3: dist.group.WORLD}
     later = dist.new_group([0, 1, 2])
-    short = dist.new_group([0, 1], timeout=timedelta(seconds=2))
+    short = {agreed: dist.new_group([0, 1], timeout=timedelta(seconds=2)) for agreed in (True, False)}
     found: dict[str, Any] = {}
 
     def note(name: str, case: Callable[[], Any]) -> None:
@@ -233,7 +234,8 @@ def on_rank(rank: int, folder: str) -> None:
     # Two of the ranks have been in a group more by now.
     note("simple_gla, one, later", lambda: deviation("simple_gla", rank, later, CUTS, None))
     if rank < 2:
-        note("a rank that ends", lambda: case_a_rank_that_ends(rank, short))
+        for agreed, group in short.items():
+            note(f"a rank that ends, {agreed}", lambda: case_a_rank_that_ends(rank, group, agreed=agreed))  # noqa: B023
     torch.save(found, f"{folder}/{rank}.pt")
     os._exit(0)  # without a goodbye to the rank that does not wait for one
 
@@ -275,8 +277,9 @@ def test_one_rank_may_have_more_steps_than_before(results):
     assert [found["another length"] for found in results[:2]] == ["no error"] * 2
 
 
-def test_a_rank_that_ends_is_an_error_not_a_hang(results):
-    assert "a rank of the group does not answer" in results[0]["a rank that ends"]
+@pytest.mark.parametrize("agreed", [True, False])
+def test_a_rank_that_ends_is_an_error_not_a_hang(agreed, results):
+    assert "a rank of the group does not answer" in results[0][f"a rank that ends, {agreed}"]
 
 
 def test_the_parts_of_documents():
