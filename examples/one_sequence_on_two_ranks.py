@@ -1,6 +1,7 @@
 """Train a layer with FSDP on one sequence that lies on two ranks, and see the losses of one process."""
 
 from multiprocessing import get_context
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -28,11 +29,14 @@ class Layer(nn.Module):
         return x + self.out(h.flatten(2))
 
 
-def train(rank: int, ranks: int, losses: Any) -> None:
-    """Take three steps, and put the mean losses over all ranks into a queue."""
-    device = torch.device("cuda", rank) if torch.cuda.device_count() >= RANKS else torch.device("cpu")
+def train(rank: int, ranks: int, folder: str, losses: Any) -> None:
+    """Meet the other ranks in a folder, take three steps, and put the mean losses over all ranks into a queue."""
+    device = torch.device("cpu")
+    if torch.cuda.device_count() >= RANKS:
+        device = torch.device("cuda", rank)
+        torch.cuda.set_device(device)
     backend = "nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, init_method=f"tcp://127.0.0.1:{29500 + ranks}", rank=rank, world_size=ranks)
+    dist.init_process_group(backend, init_method=f"file://{folder}/ranks", rank=rank, world_size=ranks)
     torch.manual_seed(0)
     model, data = Layer().to(device), torch.randn(2, 1, T, HEADS * D)
     x, y = data.chunk(ranks, 2)[rank].to(device)
@@ -55,9 +59,10 @@ if __name__ == "__main__":
     context = get_context("fork")
     for ranks in (1, RANKS):
         losses = context.Queue()
-        processes = [context.Process(target=train, args=(rank, ranks, losses)) for rank in range(ranks)]
-        for process in processes:
-            process.start()
-        print(f"ranks: {ranks}, losses:", ", ".join(f"{losses.get(timeout=60):.5f}" for _ in range(3)))
-        for process in processes:
-            process.join()
+        with TemporaryDirectory() as folder:
+            processes = [context.Process(target=train, args=(rank, ranks, folder, losses)) for rank in range(ranks)]
+            for process in processes:
+                process.start()
+            print(f"ranks: {ranks}, losses:", ", ".join(f"{losses.get(timeout=60):.5f}" for _ in range(3)))
+            for process in processes:
+                process.join()
