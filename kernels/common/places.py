@@ -95,6 +95,27 @@ def _spread(f, i, m_0, steps, placed, places, blocks, config: tl.constexpr, BLOC
         tl.store(placed.i + head * places + place, y.to(placed.i.dtype.element_ty), mask=inside)
 
 
+class Table(NamedTuple):
+    """Tell kernels where documents lie. A tile of their places is a chunk. All are int32.
+
+    Attributes:
+        of_chunk: (chunks,), the document of each chunk, -1 for a gap.
+        order: (documents,), the longest document first.
+        gaps: (documents + 1,), the chunks before documents and behind the last one.
+        bounds: (documents + 1,), where documents begin and end, in steps.
+    """
+
+    of_chunk: Tensor
+    order: Tensor
+    gaps: Tensor
+    bounds: Tensor
+
+    @property
+    def documents(self) -> int:
+        """Return the number of documents."""
+        return len(self.order)
+
+
 @dataclass(frozen=True)
 class Places:
     """Places of the steps of documents.
@@ -107,6 +128,7 @@ class Places:
         of_steps: (T,) int64, the place of each step.
         empty: int64, places without a step.
         gaps: (documents + 1,) int64, the tiles before documents and behind the last one.
+        chunks: where documents lie, for kernels.
     """
 
     bounds: tuple[int, ...]
@@ -116,6 +138,7 @@ class Places:
     of_steps: Tensor
     empty: Tensor
     gaps: Tensor
+    chunks: Table
 
     @classmethod
     def of(cls, bounds: tuple[int, ...], tile: int, device: torch.device) -> Places:
@@ -130,8 +153,11 @@ class Places:
         empty = (steps == -1).nonzero().squeeze(1)
         steps[(gaps - tiles) * tile - 1] = -2 - torch.arange(len(gaps), dtype=torch.int32)
         gaps = torch.cat([gaps.new_zeros(1), gaps])
-        sent = (x.to(device) for x in (steps, of_steps, empty, gaps))
-        return cls(bounds, tile, tiles_of(bounds, tile), *sent)
+        of_chunk = torch.arange(len(gaps)).repeat_interleave(torch.cat([tiles + 1, tiles.new_ones(1)]))
+        table = (of_chunk.index_fill(0, gaps, -1), lengths.argsort(descending=True, stable=True), gaps, edges)
+        chunks = Table(*(x.to(device, torch.int32) for x in table))
+        steps, of_steps, empty, gaps = (x.to(device) for x in (steps, of_steps, empty, gaps))
+        return cls(bounds, tile, tiles_of(bounds, tile), steps, of_steps, empty, gaps, chunks)
 
     @property
     def documents(self) -> int:
@@ -177,27 +203,6 @@ class Places:
         return tuple(None if x is None else x.index_select(2, self.of_steps) for x in gradients)
 
 
-class Table(NamedTuple):
-    """Tell kernels where documents lie. A tile of their places is a chunk. All are int32.
-
-    Attributes:
-        of_chunk: (chunks,), the document of each chunk, -1 for a gap.
-        order: (documents,), the longest document first.
-        gaps: (documents + 1,), the chunks before documents and behind the last one.
-        bounds: (documents + 1,), where documents begin and end, in steps.
-    """
-
-    of_chunk: Tensor
-    order: Tensor
-    gaps: Tensor
-    bounds: Tensor
-
-    @property
-    def documents(self) -> int:
-        """Return the number of documents."""
-        return len(self.order)
-
-
 @lru_cache(16)  # layers of a model have the same documents
 def _places(bounds: tuple[int, ...], tile: int, device: torch.device, stream: int) -> Places:
     del stream
@@ -212,24 +217,6 @@ def places_of_chunks(bounds: tuple[int, ...], chunk_size: int, device: torch.dev
 def fitting(bounds: tuple[int, ...], chunk_size: int) -> int:
     """Return the steps of a chunk of documents between bounds: of a longer one, what takes the longest document."""
     return tiling.fitting(chunk_size, max(end - begin for begin, end in pairwise(bounds)))
-
-
-def table_of(places: Places) -> Table:
-    """Return where documents lie, for kernels."""
-    return _table(places.bounds, places.tile, places.gaps.device, stream())
-
-
-@lru_cache(16)
-def _table(bounds: tuple[int, ...], chunk: int, device: torch.device, stream: int) -> Table:
-    del stream
-    edges = torch.tensor(bounds)
-    lengths = edges.diff()
-    behind = ((lengths + chunk - 1) // chunk + 1).cumsum(0)
-    gaps = torch.cat([behind.new_zeros(1), behind])
-    of_chunk = torch.arange(len(lengths)).repeat_interleave(gaps.diff())
-    of_chunk = torch.cat([of_chunk, of_chunk.new_zeros(1)]).index_fill(0, gaps, -1)
-    order = lengths.argsort(descending=True, stable=True)
-    return Table(*(x.to(device, torch.int32) for x in (of_chunk, order, gaps, edges)))
 
 
 def tiles_of(bounds: tuple[int, ...], tile: int) -> int:

@@ -26,7 +26,6 @@ from torch import Tensor
 
 from tflabench.kernels.common.cover import cdiv
 from tflabench.kernels.common.launching import enqueue
-from tflabench.kernels.common.places import table_of
 from tflabench.kernels.common.rows import load_matrix, load_rows, store_matrix, store_rows
 
 from .call import DeltaCall
@@ -276,7 +275,7 @@ def _matrices(call: DeltaCall, k: Tensor, v: Tensor, q: Tensor | None, before: T
     documents = call.places.documents if call.places else batch
     states = k.new_empty((batch, heads, call.scalar.plan.chunks, d_qk, d_hv))
     after = k.new_empty((documents, heads, d_qk, d_hv), dtype=torch.float32)
-    of_documents = table_of(call.places)[1:3] if call.places else ()
+    of_documents = call.places.chunks[1:3] if call.places else ()
     return DeltaMatrices(*of_tiles(call, k, q), before, after, states, None, *of_documents)
 
 

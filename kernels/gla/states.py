@@ -23,7 +23,6 @@ from torch import Tensor
 
 from tflabench.kernels.common.cover import cdiv
 from tflabench.kernels.common.launching import enqueue
-from tflabench.kernels.common.places import table_of
 from tflabench.kernels.common.rows import load_matrix, load_rows, load_vector, store_matrix
 
 from .call import GlaCall
@@ -199,7 +198,7 @@ def walk(call: GlaCall, side: StateTerms) -> ChunkStates:
 
     states = side.x.new_empty((heads * plan.chunks, *shape))
     crossing = None if side.other is None else empty(heads * plan.chunks, v_blocks, plan.d_qk)
-    of_documents = table_of(call.places)[1:3] if call.places else ()
+    of_documents = call.places.chunks[1:3] if call.places else ()
     stored = StateTensors(None, None, None, states, side.other, crossing, *of_documents)
     ends, decays = empty(heads * segments, *shape), empty(heads * segments, plan.d_qk)
     if segments == 1 or call.places:

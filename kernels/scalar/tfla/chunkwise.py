@@ -21,7 +21,7 @@ from tflabench.kernels.common.contract import Arguments, KernelOptions, Kernels
 from tflabench.kernels.common.cover import cdiv
 from tflabench.kernels.common.descriptors import aligned, made_like
 from tflabench.kernels.common.device import float32_precision
-from tflabench.kernels.common.places import Places, places_of_chunks, table_of, tiles_of
+from tflabench.kernels.common.places import Places, places_of_chunks, tiles_of
 from tflabench.kernels.common.places import fitting as fitting_documents
 from tflabench.kernels.common.sizes import Sizes
 from tflabench.kernels.common.tensors import floats, sum_shared, unflatten
@@ -198,7 +198,7 @@ def call_of(q: Tensor, v: Tensor, placed: GatesOfCall, options: KernelOptions) -
     f, i, m_0, places = placed
     sizes, chunk_size, table = Sizes.of(q, v), options.chunk_size, None
     if places:
-        sizes, chunk_size, table = sizes._replace(steps=places.count), places.tile, table_of(places)
+        sizes, chunk_size, table = sizes._replace(steps=places.count), places.tile, places.chunks
     return Call(
         plans.planned(sizes, chunk_size, q.dtype.itemsize, device.figures_of(q, options), options.config),
         options.gate,

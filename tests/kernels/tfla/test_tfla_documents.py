@@ -13,7 +13,7 @@ from packed_cases import BOUNDS, OPERATIONS, assert_close, by_themselves, inputs
 
 from tflabench.kernels import api, backends
 from tflabench.kernels.common.contract import Arguments, KernelOptions
-from tflabench.kernels.common.places import places_of_chunks, table_of
+from tflabench.kernels.common.places import places_of_chunks
 from tflabench.kernels.common.sizes import Device, Sizes
 from tflabench.kernels.scalar.plan import tfla as plans
 from tflabench.kernels.types import MLSTM_EXP
@@ -131,9 +131,8 @@ def test_when_documents_are_one_launch(lengths: list[int], states: bool, taken: 
 
 def test_the_longest_document_is_walked_first() -> None:
     places = places_of_chunks((0, 10, 40, 41), 16, torch.device("cpu"))
-    table = table_of(places)
-    assert table.order.tolist() == [1, 0, 2]
-    assert table.of_chunk.tolist() == [-1, 0, -1, 1, 1, -1, 2, -1]
-    assert table.gaps.tolist() == [0, 2, 5, 7]
-    assert table.documents == 3
+    assert places.chunks.order.tolist() == [1, 0, 2]
+    assert places.chunks.of_chunk.tolist() == [-1, 0, -1, 1, 1, -1, 2, -1]
+    assert places.chunks.gaps.tolist() == [0, 2, 5, 7]
+    assert places.chunks.documents == 3
     assert places.tiles == 8
