@@ -47,19 +47,9 @@ CHUNK_SIZE = 64  # what fla uses by itself
 HANDED_ON = {"FLA_FLASH_QLA": "0", "FLA_FLASH_KDA": "0"}
 
 
-def no_decay(head: Tensor, heads: int) -> Tensor:
-    """0, that of linear attention."""
-    return 0 * head
-
-
 def retention_decay(head: Tensor, heads: int) -> Tensor:
     """log(1 - 2^(-5 - head)) in float32, as fla forms it."""
     return (1 - 2.0 ** (-5.0 - head)).log()
-
-
-def lightning_decay(head: Tensor, heads: int) -> Tensor:
-    """-8 head / heads: the first layer of a network, whose decays are the strongest."""
-    return -(8 / heads) * head
 
 
 @dataclass(frozen=True)
@@ -103,7 +93,7 @@ class Op:
 OURS = bundled.operations()
 GLA, SIMPLE_GLA, RETENTION = OURS["gla"], OURS["simple_gla"], OURS["retention"]
 _DELTA = {"options": {"use_qk_l2norm_in_kernel": True}, "largest_d_qk": 256}
-_LINEAR = {"constant": no_decay, "options": {"normalize": False}}
+_LINEAR = {"constant": lambda head, heads: 0 * head, "options": {"normalize": False}}
 OPS = (
     Op("fla_gla", "GLA chunk", "gla", "chunk_gla", GLA),
     Op("fla_gla_fused", "GLA fused chunk", "gla", "fused_chunk_gla", GLA),
@@ -119,7 +109,8 @@ OPS = (
     ),
     Op(
         "fla_lightning", "Lightning attention chunk", "lightning_attn", "chunk_lightning_attn", RETENTION,
-        lightning_decay, options={"layer_idx": 0, "num_layers": 1},
+        lambda head, heads: -(8 / heads) * head,  # of the first layer of a network, the strongest
+        options={"layer_idx": 0, "num_layers": 1},
     ),
     Op("fla_linear", "Linear attention chunk", "linear_attn", "chunk_linear_attn", RETENTION, **_LINEAR),
     Op(

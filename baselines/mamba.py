@@ -43,6 +43,7 @@ ssd_oracle = partial(oracle, operations()["mamba2_ssd"])
 CHUNK_SIZE = 256  # mamba-ssm's own, and the paper's
 CONV_WIDTH = 4
 LARGEST_STATE = 256
+DTYPES = "bfloat16 float16 float32"
 SCAN_FLOPS = 7  # of Mamba, a state and step: exp(dt A) 2, its product with h 1, + dt u B 2, C h 2
 SCAN_BACKWARD_FLOPS = 22  # dh = C dy + exp(dt A) dh 4, dC 2, dB 2, du 2, ddt 4, dA 3, with h again 5
 
@@ -147,14 +148,9 @@ def conv_oracle(weight: Tensor, bias: Tensor, states: int, inputs: Mapping[str, 
     return (y.to(work) * silu(z.to(work))).to(zxbcdt.dtype)[:, :, None]
 
 
-def refuse_scan(problem: Problem, device: str) -> str | None:
-    """Return why Mamba's scan cannot run this, or None."""
-    return refuse(problem, device, SCAN_NEEDS, "bfloat16 float16 float32") or _refuse_state(problem)
-
-
 def refuse_ssd(needs: Mapping[str, str], problem: Problem, device: str) -> str | None:
     """Return why Mamba 2's kernels cannot run this, or None."""
-    if reason := refuse(problem, device, needs, "bfloat16 float16 float32") or _refuse_state(problem):
+    if reason := refuse(problem, device, needs, DTYPES) or _refuse_state(problem):
         return reason
     chunk_size = problem.chunk_size or CHUNK_SIZE
     if chunk_size < 16 or chunk_size & (chunk_size - 1):
@@ -221,7 +217,7 @@ IMPLEMENTATIONS = (
         family="ssm",
         title="Mamba",
         build=build_scan,
-        refuses=refuse_scan,
+        refuses=lambda problem, device: refuse(problem, device, SCAN_NEEDS, DTYPES) or _refuse_state(problem),
         formulation="recurrent",
         cost=scan_cost,
         owner=OWNER,

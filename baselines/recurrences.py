@@ -13,6 +13,7 @@ kernels at that precision do.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from tflabench.implementations.adapter import SuffixSum
@@ -28,17 +29,17 @@ def rwkv7(q: Tensor, k: Tensor, v: Tensor, g: Tensor, a: Tensor, b: Tensor) -> T
     """Return o (B, H, T, d_hv) of q, k, g, a, b (B, H, T, d_qk), v (B, H, T, d_hv), chunk by chunk."""
     import torch
 
+    from tflabench.kernels.common import tensors
+
     dtype = q.dtype
     work = torch.promote_types(dtype, torch.float32)
 
-    def rounded(x: Tensor) -> Tensor:
-        return x.to(dtype).to(work)
-
+    rounded = partial(tensors.rounded, dtype=dtype)
     C = torch.zeros(*q.shape[:2], k.shape[-1], v.shape[-1], dtype=work, device=q.device)
     outputs = []
     for start in range(0, q.shape[2], CHUNK):
         q_c, k_c, v_c, g_c, a_c, b_c = (x[:, :, start : start + CHUNK].to(work) for x in (q, k, v, g, a, b))
-        D = _decays(g_c)  # [L, L, d_qk], 0 above the diagonal
+        D = tensors.sums_between(g_c).exp()  # [L, L, d_qk], 0 above the diagonal
         from_start = g_c.cumsum(2).exp()
         C_read = rounded(C)
         # (1 - A) y = a' C + A_k v, A_ij = a_i^T D_(i-1)j b_j, A_k the same of k: a reads the state before a step
@@ -73,15 +74,6 @@ def decay_gradient_as_summed(
     q, k, pre_activation = (inputs[name].detach().to(work) for name in ("q", "k", gate))
     scale = torch.sigmoid(-pre_activation) if gate == "f" else 1.0
     return {f"d{gate}": SuffixSum((q * results["dq"] - k * results["dk"]).sum(-1), scale)}
-
-
-def _decays(g: Tensor) -> Tensor:
-    """exp(sum of g over steps j+1 ... i), (..., L, L, channels), and 0 for j > i; every sum is its own."""
-    import torch
-
-    causal = torch.ones(g.shape[2], g.shape[2], dtype=torch.bool, device=g.device).tril()[..., None]
-    below = causal[..., 0].tril(-1)[..., None]
-    return torch.where(below, g[:, :, :, None], 0.0).cumsum(2).exp().masked_fill(~causal, 0.0)
 
 
 def _scores(x: Tensor, y: Tensor, D: Tensor) -> Tensor:

@@ -60,7 +60,6 @@ def kernels(family: Family) -> Kernels:
     return Kernels(
         forward=forward,
         backward=backward,
-        empty_saved=lambda q, v, options: (),
         refuses=lambda q, v, **others: None,
         default_chunk_size=lambda q, v, **others: family.reference_chunk_size,
         shares_heads=True,

@@ -113,7 +113,8 @@ def compute_step(
     check_in_place("state", state, q)
     if out is not None:
         check_in_place("out", out, q)
-    if implementation == "triton" or (in_triton and implementation == "auto" and _triton_takes(q)):
+    usable = in_triton and HAS_TRITON and q.is_cuda and q.dtype in KERNEL_DTYPES
+    if implementation == "triton" or (implementation == "auto" and usable):
         _check_for_triton(q)
         before, after = ((None, None, None), state) if out is None else (state, out)
         scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
@@ -127,10 +128,6 @@ def compute_step(
             if old is not None and value is not None:
                 old.copy_(value)
         return skip_and_gate(h[:, :, None], v[:, :, None], skip, None, head_axis=1, plain=True)[:, :, 0]
-
-
-def _triton_takes(q: Tensor) -> bool:
-    return HAS_TRITON and q.is_cuda and q.dtype in KERNEL_DTYPES
 
 
 def _check_for_triton(q: Tensor) -> None:

@@ -87,9 +87,9 @@ class Kernels(NamedTuple):
         backward: (dh, d_last, arguments, saved, options) -> (dq, dk, dv, df, di, dC, dn), each made as
             `torch.empty_like` makes it, and None where the input is None; without `options.gate_gradients` df and di
             are None too. d_last is a State without m, or None.
-        empty_saved: (q, v, options) -> uninitialised tensors like `saved`.
         refuses: (q, v, *, gate, chunk_size, config) -> the reason why the kernels cannot run here, or None if they can.
         default_chunk_size: (q, v, *, gate, backward) -> L; backward says whether there will be one.
+        empty_saved: (q, v, options) -> uninitialised tensors like `saved`.
         shares_heads: q and k may have fewer heads than v, each for H / G consecutive ones; dq and dk are then summed
             over these. Kernels without it get copies of q and k.
         adds_skip: forward and backward heed `arguments.skip`, and backward returns its gradient behind the others.
@@ -102,9 +102,9 @@ class Kernels(NamedTuple):
 
     forward: Callable[[Arguments, KernelOptions], tuple[Tensor, State | None, tuple[Tensor, ...]]]
     backward: Callable[[Tensor, State | None, Arguments, tuple[Tensor, ...], KernelOptions], tuple[Tensor | None, ...]]
-    empty_saved: Callable[[Tensor, Tensor, KernelOptions], tuple[Tensor, ...]]
     refuses: Callable[..., str | None]
     default_chunk_size: Callable[..., int]
+    empty_saved: Callable[[Tensor, Tensor, KernelOptions], tuple[Tensor, ...]] = lambda q, v, options: ()
     shares_heads: bool = False
     adds_skip: bool = False
     auto_from: int = 0

@@ -25,12 +25,6 @@ from .scores import weigh
 from .states import StateTerms, walk
 
 
-def empty_saved(q: Tensor, v: Tensor, options: KernelOptions) -> tuple[Tensor, ...]:
-    """Return nothing: backward has what it needs as inputs."""
-    del q, v, options
-    return ()
-
-
 def takes_documents(bounds: list[int], q: Tensor, v: Tensor, *, states: bool) -> bool:
     """Return whether one launch is the fastest way for documents: where they have states, of any lengths."""
     del bounds, q, v

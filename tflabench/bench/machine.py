@@ -263,10 +263,9 @@ def chosen_gpu(name: str | None, dtype: str) -> Gpu:
 
 def own_gpu(dtype: str) -> Gpu | None:
     """Return this machine's GPU, with ceilings measured by `tflabench calibrate` or known; None where it has none."""
-    from tflabench.bench import machine
     from tflabench.theory import hardware
 
-    here = machine.detect("auto")
+    here = detect("auto")
     ceilings = hardware.ceilings_for(here.name, dtype) if here.kind == "cuda" else None
     if ceilings is None:
         return None

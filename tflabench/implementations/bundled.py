@@ -139,21 +139,14 @@ def mamba2_parameters(heads: int, problem: Problem, device: torch.device) -> dic
     return {name: x.requires_grad_(problem.pass_ == "fwbw") for name, x in parameters.items()}
 
 
-def plain_cost(op: Recurrence, problem: Problem) -> Cost:
-    """Return what the mLSTM in plain PyTorch computes and moves, with states between chunks in float32."""
-    return call_cost(problem, "chunkwise", op.counts)
-
-
 def recurrence_cost(op: Recurrence, problem: Problem) -> Cost:
     """Return what a call of another linear RNN computes and moves."""
-    chunk_size = problem.chunk_size or DEFAULT_CHUNK_SIZE
-    width = problem.element_bytes
     return linear_attention.cost(
         problem,
         decays=op.decays,
-        chunk_size=chunk_size,
+        chunk_size=problem.chunk_size or DEFAULT_CHUNK_SIZE,
         group=op.group(problem),
-        state_bytes=(width, width),
+        state_bytes=(problem.element_bytes, problem.element_bytes),
     )
 
 
@@ -367,7 +360,9 @@ MLSTM = {
     "hopper": Variant("hopper_{}", "fused for Hopper", fused_cost, FUSED | {"formulation": "fused"}, "fused"),
     "tfla_xl": Variant("tfla_{}_xl", "TFLA xl_chunk", counted_cost, TRITON, "tfla"),
     "tfla_limit": Variant("tfla_{}_limit", "TFLA limit_chunk", counted_cost, TRITON | ONE_LEVEL, "tfla"),
-    "reference": replace(REFERENCE, cost=plain_cost, facts=PLAIN_SCALAR),
+    "reference": replace(  # with states between chunks in float32
+        REFERENCE, cost=lambda op, problem: call_cost(problem, "chunkwise", op.counts), facts=PLAIN_SCALAR
+    ),
 }
 SCALAR = {
     "hopper": Variant("hopper_{}", "fused for Hopper", fused_cost, FUSED, "fused"),

@@ -30,9 +30,7 @@ def refuses(q: Tensor, v: Tensor, *, gate: Gate, chunk_size: int, config: object
         return reason
     if reason := refuses_sizes(q.shape[-1], v.shape[-1], chunk_size):
         return reason
-    if config is not None:
-        return f"takes no config, not a {type(config).__name__}"
-    return None
+    return None if config is None else f"takes no config, not a {type(config).__name__}"
 
 
 def refuses_hardware(q: Tensor, dtypes: tuple[str, ...]) -> str | None:
