@@ -194,10 +194,7 @@ class ComparisonRun:
             self._in_rounds = True
             for run in alive:
                 run.begin_rounds()
-        if any(self._needs_round(run) for run in alive):
-            self._due = alive
-
-    def _needs_round(self, run: PointRun) -> bool:
-        """Return whether a point asks for another round: no ratio uses a throttled time, however well it is known."""
-        few = len(run.turns) < self.protocol.min_rounds
-        return few or not (run.throttled or settled(run.turns, self._others(run), self.protocol))
+        for run in alive:  # no ratio uses a throttled time, however well it is known
+            few = len(run.turns) < self.protocol.min_rounds
+            if few or not (run.throttled or settled(run.turns, self._others(run), self.protocol)):
+                self._due = alive

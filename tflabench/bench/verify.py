@@ -142,7 +142,9 @@ def verify(case: Case, dtype: torch.dtype, output_grad: Tensor | None, budget_s:
         ValueError: the output has another dtype, or another shape than that of the oracle.
     """
     cut = _Cut(case, dtype)
-    shape = _output_shape(case, cut)
+    few = cut.inputs(case, _Stack(((0, 0),)), min(SHAPE_STEPS, cut.seq_len), torch.float64)
+    shape = cut.whole(differentiate(case.oracle, few, None)["forward"].shape)
+    shape[cut.time_dim] = cut.seq_len
     if output_grad is not None:
         _require(shape, dtype, case, output_grad)
     stacks = _stacks(case, cut, output_grad is not None, torch.Generator().manual_seed(seed))
@@ -164,8 +166,10 @@ def verify(case: Case, dtype: torch.dtype, output_grad: Tensor | None, budget_s:
             if true.ndim == 1 and cut.batch > 1:
                 continue  # a parameter's gradient sums over the whole batch: slices say nothing of it
             actual = cut(results[name], stack, steps)
-            draw = _Draw.of(actual, plain[name], true, cut.time_of(true), walk.get(name))
-            draws.setdefault(name, []).append(draw if 0 in stack.copies else draw.of_plain_alone)
+            draw = _Draw.of(actual, plain[name], true, None if true.ndim == 1 else cut.time_dim, walk.get(name))
+            if 0 not in stack.copies:  # of plain PyTorch alone
+                draw = replace(draw, actual=draw.actual[:0], zeros=draw.zeros[:0], mean_absolute=0.0)
+            draws.setdefault(name, []).append(draw)
     errors = [_judged(name, of) for name, of in draws.items()]
     del plains, truths, walks, draws
     slices, projected = len({place for stack in stacks for place in stack.places}), 0
@@ -176,14 +180,6 @@ def verify(case: Case, dtype: torch.dtype, output_grad: Tensor | None, budget_s:
         projected = projection.compare(results, whole_grad, WHOLE_SHARE * budget_s)
         errors += projection.errors
     return Verdict(tuple(errors), steps, slices, projected)
-
-
-def _output_shape(case: Case, cut: _Cut) -> list[int]:
-    """Return the shape of the output that the oracle's slices make up."""
-    inputs = cut.inputs(case, _Stack(((0, 0),)), min(SHAPE_STEPS, cut.seq_len), torch.float64)
-    shape = cut.whole(differentiate(case.oracle, inputs, None)["forward"].shape)
-    shape[cut.time_dim] = cut.seq_len
-    return shape
 
 
 def _required_states(states: Mapping[str, Tensor], truth: Mapping[str, Tensor], cut: _Cut) -> Mapping[str, Tensor]:
@@ -291,11 +287,6 @@ class _Draw:
             ALLOWED if true.ndim > 3 else ALLOWED_SUM,
             float(off.abs().mean()),
         )
-
-    @property
-    def of_plain_alone(self) -> _Draw:
-        """Return the draw without the errors of results."""
-        return replace(self, actual=self.actual[:0], zeros=self.zeros[:0], mean_absolute=0.0)
 
 
 def _judged(name: str, draws: Sequence[_Draw]) -> Error:
@@ -539,9 +530,6 @@ class _Cut:
         whole = list(shape)
         whole[0], whole[self.head_dim] = self.batch, whole[self.head_dim] * self.groups
         return whole
-
-    def time_of(self, tensor: Tensor) -> int | None:
-        return None if tensor.ndim == 1 else self.time_dim
 
     def _heads(self, tensor: Tensor) -> int:
         return tensor.shape[0] if tensor.ndim == 1 else tensor.shape[self.head_dim]

@@ -16,8 +16,8 @@ import secrets
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.util import find_spec
@@ -146,16 +146,8 @@ class Worker:
 
     def do(self, job: dict[str, Any]) -> None:
         """Answer one job; a failure that leaves Python running becomes a status and a reason."""
-        kinds = {
-            "warm": self.warm,
-            "prepare": self.prepare,
-            "turn": self.turn,
-            "verify": self.verify,
-            "calibrate": self.calibrate,
-            "profile": self.profile,
-        }
         try:
-            result = kinds[job.pop("kind")](**job)
+            result = getattr(self, job.pop("kind"))(**job)
         except Exception as error:  # whatever a kernel raises is a result of measuring it
             status, reason = classify(error)
             result = {"status": status, "reason": reason}
@@ -432,12 +424,10 @@ class Worker:
         ready.inputs.require_unchanged()
         return verdict
 
-    @contextmanager
-    def _gradients(self, ready: _Ready) -> Iterator[None]:
+    def _gradients(self, ready: _Ready) -> AbstractContextManager[None]:
         import torch
 
-        with torch.set_grad_enabled(ready.output_grad is not None):
-            yield
+        return torch.set_grad_enabled(ready.output_grad is not None)
 
     def _results(self, ready: _Ready) -> dict[str, Tensor]:
         from tflabench.implementations.adapter import differentiate

@@ -153,6 +153,7 @@ class StatePass:
     end: bool = False
     of_tiles: bool = False
     resident = 1
+    sum_bytes = 0.0  # it writes no row sums
 
     @cached_property
     def shape(self) -> StatePassShape:
@@ -189,11 +190,6 @@ class StatePass:
         """Return the elements of a state in a program that joins parts, and the programs, for C or n of `elements`."""
         block = min(CARRIED, next_power_of_2(elements))
         return block, self.sizes.rows * cdiv(elements, block)
-
-    @property
-    def sum_bytes(self) -> float:
-        """It writes no row sums."""
-        return 0.0
 
 
 @dataclass(frozen=True)
