@@ -50,7 +50,7 @@ def refuses(name: str, kernels: Kernels, form: Form, problem: Problem, device: s
         if kernels == "ours" or problem.pass_ != "fwbw":  # where PyTorch can convolve
             del needs["causal_conv1d"]
     if missing := [package for module, package in needs.items() if not installed(module)]:
-        return f"needs the package {missing[0]}"
+        return f"needs the package {missing[0]}: pip install {missing[0]}"
     if device != "cuda" and len(needs) > 1:
         return f"the kernels of {kernels} need a GPU"
     if problem.dtype not in ("bfloat16", "float32"):

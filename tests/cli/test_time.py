@@ -48,7 +48,10 @@ def test_a_wrong_function_ends_with_1():
     ("words", "reason"),
     [
         (["my.py:right"], "my.py:right is a function: say what it computes"),
-        (["my.py:nothing", "--op", "simple_gla"], "it has no function 'nothing'"),
+        (["my.py"], "my.py is no function: name one, as in my_kernel.py:my_kernel --op mlstm_sig"),
+        (["my.py", "--op", "simple_gla"], "my.py is no function: name one"),
+        (["my.py:nothing", "--op", "simple_gla"], "plugin 'my.py:nothing' cannot be used: it has no function"),
+        (["hopper_gla", "--shape", "1,1,8,8,8"], "hopper_gla cannot run here: needs a CUDA device"),
         (["my.py:right", "--op", "simple_gal"], "operation is 'simple_gal': it must be one of mlstm_exp"),
         (["reference_sig", "--shape", "1,2,3"], "--shape is '1,2,3': it must be batch,heads,seq_len,d_qk,d_hv"),
         (["reference_sig", "--shape", "1,3:4,8,8,8"], "heads_qk"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,7 +19,8 @@ from tflabench.problem import InputError
 from tflabench.selection.axes import parse_values, resolve
 
 if TYPE_CHECKING:
-    from tflabench.problem import DeviceKind
+    from tflabench.implementations.adapter import Implementation
+    from tflabench.problem import DeviceKind, Problem
     from tflabench.rows.schema import Row
     from tflabench.selection.axes import Values
 
@@ -57,13 +58,19 @@ def time(
 
     plugins = [f"{kernel}={op}"] if op else []
     name = kernel.rpartition(":")[2] if op else kernel
+    if kernel.endswith(".py") or (op and ":" not in kernel):
+        raise InputError(f"{kernel} is no function: name one, as in my_kernel.py:my_kernel --op mlstm_sig")
     if ":" in kernel and not op:
         raise InputError(f"{kernel} is a function: say what it computes, as in --op mlstm_sig")
     for plugin in plugins:
         registry.plug_in(plugin)
     axes = _axes(shape, dtype, pass_)
     kind = detect(device).kind
-    request = Request(axes=axes, patterns=[name, *_ours(name, axes, kind)])
+    problems = [resolve({axis: values[0] for axis, values in axes.items()} | {"pass": one}) for one in axes["pass"]]
+    impl = registry.select(name)[0]
+    if all(reasons := [impl.refuses(problem, kind) for problem in problems]):
+        raise InputError(f"{name} cannot run here: {reasons[0]}")
+    request = Request(axes=axes, patterns=[name, *_ours(impl, problems[0], kind)])
     rules = Rules(timeout_s=timeout, plugins=plugins)
     with tempfile.TemporaryDirectory() as folder, stderr().status(f"Measuring {', '.join(request.patterns or ())} ..."):
         rows = measure(request, Devices(device), rules, Path(folder), Listener(), resume=False).rows
@@ -91,18 +98,16 @@ def _axes(shape: str, dtype: str, pass_: str) -> dict[str, Values]:
     }
 
 
-def _ours(name: str, axes: Mapping[str, Values], kind: DeviceKind) -> list[str]:
-    """Return the names of this project's implementations of the same operation that run here, without `name`."""
-    impl = registry.select(name)[0]
-    wanted = registry.operation(name, impl.gate)
-    problem = resolve({axis: values[0] for axis, values in axes.items()})
+def _ours(impl: Implementation, problem: Problem, kind: DeviceKind) -> list[str]:
+    """Return the names of this project's other implementations of the same operation that run here."""
+    wanted = registry.operation(impl.name, impl.gate)
     return [
         other.name
         for other in registry.ours_and_plugged()
         if registry.operation(other.name, other.gate) == wanted is not None
         and other.formulation in ("chunkwise", "fused")
         and other not in registry.plugged()
-        and other.name != name
+        and other.name != impl.name
         and not other.refuses(problem, kind)
     ]
 

@@ -54,7 +54,8 @@ def load(plugin: str) -> tuple[Implementation, ...]:
             raise _MistakeError(f"it defines no IMPLEMENTATIONS; expected {EXPECTED}")
         return _checked(module.IMPLEMENTATIONS, origin)
     except _MistakeError as mistake:
-        raise InputError(f"plugin {plugin!r} cannot be used: {mistake}") from mistake.__cause__
+        name = plugin.rpartition("=")[0] if function else plugin
+        raise InputError(f"plugin {name!r} cannot be used: {mistake}") from mistake.__cause__
 
 
 def _of_function(module: ModuleType, function: str) -> Implementation:

@@ -21,6 +21,7 @@ ADAPTERS = (
     "gla_walkthrough", "nxai", "sdpa", "flash_attention", "fla_ops", "fla_rwkv7", "flash_qla", "flashinfer_gdn",
     "attn_gym_gdn", "cudnn_kda", "lightning", "mamba",
 )  # fmt: skip
+MOST_NAMES = 24  # that a message lists
 MODELS = "tflabench.baselines.models"  # whole ones, which no sweep of kernels takes
 
 _plugged: list[Implementation] = []
@@ -175,6 +176,8 @@ def nearest(wanted: str, names: Iterable[str]) -> str:
     """Return the hint that ends an error message about a name that does not exist."""
     names = list(names)
     near = difflib.get_close_matches(wanted, names, n=2, cutoff=0.5)
+    if len(names) > MOST_NAMES:
+        names = [*names[:MOST_NAMES], f"and {len(names) - MOST_NAMES} more of `tflabench list`"]
     return f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(names)}"
 
 
