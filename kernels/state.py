@@ -61,3 +61,11 @@ def gradient_of_state(dC: Tensor | None, dn: Tensor | None, d_hv: int) -> State 
 def float_matrix(state: State | None) -> Tensor | None:
     """Return C as kernels read it: float32, contiguous; None for no state."""
     return None if state is None else state.C.float().contiguous()
+
+
+def matrix_before(q: Tensor, v: Tensor, initial: State | None) -> Tensor:
+    """Return the matrix before the first step, in at least float32."""
+    work = torch.promote_types(q.dtype, torch.float32)
+    if initial is None:
+        return q.new_zeros((*v.shape[:2], q.shape[-1], v.shape[-1]), dtype=work)
+    return initial.C.to(work)

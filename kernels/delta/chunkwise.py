@@ -27,11 +27,11 @@ from tflabench.kernels.common.descriptors import aligned, made_like
 from tflabench.kernels.common.device import refuses_tensors
 from tflabench.kernels.common.places import fitting, tiles_of
 from tflabench.kernels.common.sizes import Sizes
-from tflabench.kernels.common.tensors import unflatten
 from tflabench.kernels.delta import plan as plans
 from tflabench.kernels.scalar.gates import GradientSums, RowSums, gate_gradients
 from tflabench.kernels.scalar.plan import tfla
 from tflabench.kernels.scalar.tfla.call import EdgeStates
+from tflabench.kernels.scalar.tfla.chunkwise import log_gates_of_chunks
 from tflabench.kernels.scalar.tfla.outputs import Role, launch
 from tflabench.kernels.state import State, float_matrix
 from tflabench.kernels.types import SIMPLE_GLA, Gating
@@ -119,7 +119,7 @@ def backward(
         assert kdk_read is not None
         assert kdk is not None
         assert through is not None
-        log_f, through = scalar.gates.log_f, _log_gates_of_chunks(call).exp() * through
+        log_f, through = scalar.gates.log_f, log_gates_of_chunks(scalar, call.tiles.rows).exp() * through
         of_reads = RowSums(*(x + y for x, y in zip(qdq, kdk_read, strict=True)))
         dg, _ = gate_gradients(log_f, None, SIMPLE_GLA, log_f, GradientSums(of_reads, kdk, through, plan.chunk_size))
     of_gates = [_of_steps(x, call, like) for x, like in ((dg, arguments.f), (dbeta, arguments.i))]
@@ -131,12 +131,3 @@ def _of_steps(x: Tensor | None, call: DeltaCall, like: Tensor | None) -> Tensor 
     if x is None or like is None:
         return None
     return (x.index_select(2, call.places.of_steps) if call.places else x).to(like.dtype)
-
-
-def _log_gates_of_chunks(call: DeltaCall) -> Tensor:
-    """Return the sums of log decays over chunks, (B, H, chunks)."""
-    plan = call.scalar.plan
-    per_chunk = plan.chunk_size // call.tiles.rows
-    g = call.gates.g
-    g = torch.nn.functional.pad(g, (0, plan.chunks * per_chunk - g.shape[-1]))
-    return unflatten(g, -1, (plan.chunks, per_chunk)).sum(-1)

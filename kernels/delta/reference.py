@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from tflabench.kernels.common.tensors import rounded, scale_of, shared, sums_after, sums_between, unflatten, weight
-from tflabench.kernels.state import State
+from tflabench.kernels.state import State, matrix_before
 from tflabench.kernels.types import Gating
 
 from .gating import GATED_DELTA_NET, DeltaGate
@@ -84,7 +84,7 @@ def chunkwise(
     T, dtype = q.shape[2], q.dtype
     L = min(chunk_size, T)
     work = torch.promote_types(dtype, torch.float32)
-    S = _start(q, v, initial)
+    S = matrix_before(q, v, initial)
     q, k = shared(q, v.shape[1]), shared(k, v.shape[1])
     g = torch.zeros_like(beta) if g is None else g
     g, beta = g if g.dim() == 4 else g[..., None], beta[..., None]
@@ -121,11 +121,3 @@ def _scores(x: Tensor, y: Tensor, between: Tensor) -> Tensor:
     if between.shape[-1] == 1:
         return (x @ y.mT) * between[..., 0]
     return ((x[..., :, None, :] * between) * y[..., None, :, :]).sum(-1)
-
-
-def _start(q: Tensor, v: Tensor, initial: State | None) -> Tensor:
-    """Return the matrix before the first step, in the dtype that it is computed in."""
-    work = torch.promote_types(q.dtype, torch.float32)
-    if initial is None:
-        return q.new_zeros((*v.shape[:2], q.shape[-1], v.shape[-1]), dtype=work)
-    return initial.C.to(work)

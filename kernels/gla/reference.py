@@ -24,7 +24,7 @@ from tflabench.kernels.common.tensors import (
     unflatten,
     weight,
 )
-from tflabench.kernels.state import State
+from tflabench.kernels.state import State, matrix_before
 from tflabench.kernels.types import Gating
 
 from .gating import GLA
@@ -69,7 +69,7 @@ def chunkwise(
     T, dtype = q.shape[2], q.dtype
     L = min(chunk_size, T)
     work = torch.promote_types(dtype, torch.float32)
-    before = _start(q, v, initial)
+    before = matrix_before(q, v, initial)
     q, k = shared(q, v.shape[1]), shared(k, v.shape[1])
 
     # Chunks (B, H, N, L, ...); the steps added to fill the last one keep the state, and write nothing.
@@ -91,11 +91,3 @@ def log_decay(gate: Gating, g: Tensor, i: None, v: Tensor) -> Tensor:
     """Return log of what all steps together multiply each row of a state by, (B, H, d_qk, 1)."""
     del gate, i
     return g.to(torch.promote_types(v.dtype, torch.float32)).sum(2)[..., None]
-
-
-def _start(q: Tensor, v: Tensor, initial: State | None) -> Tensor:
-    """Return the matrix before the first step, in the dtype that it is computed in."""
-    work = torch.promote_types(q.dtype, torch.float32)
-    if initial is None:
-        return q.new_zeros((*v.shape[:2], q.shape[-1], v.shape[-1]), dtype=work)
-    return initial.C.to(work)

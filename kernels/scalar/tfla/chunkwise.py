@@ -227,12 +227,7 @@ def _n_gradients(call: Call, dn: Tensor, places: Places | None) -> tuple[Tensor,
         Log gates of chunks (B, H, chunks), dn after every chunk (B, H, chunks, d_qk) and before the first (B, H, d_qk),
         of documents before the first of each.
     """
-    plan = call.plan
-    tile = largest_tile(plan.chunk_size, 64)
-    per_chunk = plan.chunk_size // tile
-    g = call.tile_gates(tile).g
-    g = torch.nn.functional.pad(g, (0, plan.chunks * per_chunk - g.shape[-1]))
-    g = unflatten(g, -1, (plan.chunks, per_chunk)).sum(-1)
+    g = log_gates_of_chunks(call, largest_tile(call.plan.chunk_size, 64))
     if places is None:
         return g, *_forgotten(g, dn)
     dn_states = g.new_zeros((*g.shape, dn.shape[-1]))
@@ -244,6 +239,13 @@ def _n_gradients(call: Call, dn: Tensor, places: Places | None) -> tuple[Tensor,
         of_documents.append(dn_0)
         first = behind + 1
     return g, dn_states, torch.cat(of_documents)
+
+
+def log_gates_of_chunks(call: Call, tile: int) -> Tensor:
+    """Return the sums of log gates over chunks, (B, H, chunks), of those over tiles of so many steps."""
+    plan, g = call.plan, call.tile_gates(tile).g
+    g = torch.nn.functional.pad(g, (0, plan.chunks * (plan.chunk_size // tile) - g.shape[-1]))
+    return unflatten(g, -1, (plan.chunks, -1)).sum(-1)
 
 
 def _forgotten(g: Tensor, dn: Tensor) -> tuple[Tensor, Tensor]:
