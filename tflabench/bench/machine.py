@@ -163,12 +163,7 @@ def gpus() -> Iterator[Machine]:
         yield from gpus_of_node()
     elif visible != "-1":
         for index in filter(None, visible.split(",")):
-            yield from _query(index.strip())
-
-
-def gpus_of_node() -> list[Machine]:
-    """Return all NVIDIA GPUs of this machine, also those that this process may not use."""
-    return _query()
+            yield from gpus_of_node(index.strip())
 
 
 def warm_ups_at_once(jobs: int | None, gpus: int = 1) -> int:
@@ -184,8 +179,8 @@ def node_name() -> str:
     return platform.node() or "localhost"
 
 
-def _query(which: str | None = None) -> list[Machine]:
-    """Return GPUs as nvidia-smi reports them: one by its index or UUID, or all."""
+def gpus_of_node(which: str | None = None) -> list[Machine]:
+    """Return GPUs as nvidia-smi reports them: one by its index or UUID, or all, also those this process may not use."""
     if not shutil.which("nvidia-smi"):
         return []
     fields = "--query-gpu=name,memory.total,driver_version,uuid"
