@@ -107,7 +107,7 @@ def kda_tile_gradients(inputs, beta, dq_rows, dk_rows, dg_rows, sizes, config: t
     dk = reads + writes + diagonal * q
 
     q_tile, k_tile = as_blocks(q_tile, STEPS), as_blocks(k_tile, STEPS)
-    for level in range(config.levels):
+    for level in tl.range(config.levels, disable_licm=True):  # else -near and addresses are kept and spilled
         since, until, pairs = pair_decays(decays, level, config)
         up, down = tl.exp2(since), tl.exp2(until)
         later_q, later_k = as_tile((q_tile * up).to(wide)), as_tile((k_tile * up).to(wide))
