@@ -46,6 +46,7 @@ from tflabench.kernels.scalar.hopper.tiles import (
 )
 from tflabench.kernels.scalar.hopper.workarounds import (
     ASSEMBLY,
+    HOISTS,
     barrier,
     pinned,
     reinterpret,
@@ -177,6 +178,8 @@ def sum_gates(tile, g_block):
     g = log2_gates(g_block)
     bit = gl.arange(0, 16, layout=STEP_OF_BLOCK)[None, :, None]
     shut = gl.sum(gl.where(g < LEAST_WITHIN, (bit * 0 + 1) << bit, 0), axis=1)
+    if HOISTS:  # else later LLVMs keep g, of which the sum is made, and not the sum
+        shut = pinned(shut)
     w = sums_within_blocks(gl.maximum(g, LEAST_WITHIN))
     first, last = gl.max(w, axis=1), gl.min(w, axis=1)
     before, _after, following, following_two, total = sums_of_blocks(last, tile.totals)

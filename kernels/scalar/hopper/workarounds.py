@@ -102,8 +102,9 @@ def opaque_zero(i, n: gl.constexpr = 0):
 
 @gluon.jit
 def pinned(x):
-    """Return float32 x, worked out here: sums that are needed late are put off, and all they are made of is kept."""
-    return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=f,f", [x], gl.float32, is_pure=False, pack=1)
+    """Return x of 32 bits, worked out here: sums that are needed late are put off, and all they are made of is kept."""
+    kinds: gl.constexpr = "=f,f" if x.dtype == gl.float32 else "=r,r"
+    return gl.inline_asm_elementwise("mov.b32 $0, $1;", kinds, [x], x.dtype, is_pure=False, pack=1)
 
 
 @gluon.jit
