@@ -258,7 +258,7 @@ def test_what_does_not_fit_is_recorded_as_oom():
         (["--device", "auto", "--gpu", "H100"], "--gpu is 'H100', and this machine has"),
         (["--tune-seconds", "fast"], "--tune-seconds is 'fast': it must be a number of seconds, or full"),
         (["--device", "tpu"], "--device is 'tpu': it must be one of auto, cuda, cpu"),
-        (["--memory-limit", "lots"], "--memory-limit is 'lots': it must be a size"),
+        (["--memory-limit", "lots"], "tflabench: --memory-limit is 'lots': it must be a size"),
         (["--impl", "fine", "--out", "/dev/null/out"], "/dev/null/out cannot be written"),
     ],
 )

@@ -89,6 +89,15 @@ def test_the_fastest_row_meets_the_next_best_of_another_owner():
     )
 
 
+def test_a_sequence_on_one_device_and_on_two_are_told_apart():
+    on_two = words(said([row(ms=2.0), row(ms=1.0, ranks=2)]))
+    assert "ranks fastest" in on_two
+    assert "1 tfla_sig_xl" in on_two
+    assert "2 tfla_sig_xl" in on_two
+    assert "ranks" not in said([row()])
+    assert "gates" not in said([row(gates=None)])
+
+
 def test_kernels_of_one_function_meet_each_other_where_a_comparison_has_several_functions():
     of_kda = [row(name, ms, gate=None, heads=32, d_hv=128) for name, ms in (("cudnn_kda", 2.0), ("fla_kda", 6.0))]
     first, second = (closing([row("hopper_sig", 1.0), *of_kda, row("tfla_sig_xl", 1.5)]) or "").splitlines()

@@ -40,7 +40,7 @@ def test_values(axis, text, values):
         ("seq_len=1024:512:x2", "empty range '1024:512:x2'"),
         ("seq_len=1:1000000000:+1", "at most 1000 values"),
         ("d_qk=0", "d_qk is 0: it must be at least 1"),
-        ("pass=backward", "pass is 'backward': it must be one of fw"),
+        ("pass=backward", "pass is 'backward': it must be one of fw, fwbw, decode, both"),
     ],
 )
 def test_bad_axes(option, message):

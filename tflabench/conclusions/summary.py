@@ -144,6 +144,7 @@ def _fastest(groups: Sequence[Sequence[Row]], problems: int, rows: Iterable[Row]
         "pass": ("", lambda row: row.pass_),
         "B": ("d", lambda row: row.batch),
         "T": ("d", lambda row: row.seq_len),
+        "ranks": ("", lambda row: str(row.ranks or 1)),
         "heads": ("", heads),
         "dtype": ("", lambda row: row.dtype),
         "inputs": ("", lambda row: row.inputs),
@@ -154,7 +155,7 @@ def _fastest(groups: Sequence[Sequence[Row]], problems: int, rows: Iterable[Row]
     shared = [
         f"{name} {value_of_all}"
         for name, (value_of_all, *more) in values.items()
-        if not more and value_of_all not in ("normal", "usual")
+        if not more and value_of_all not in ("normal", "usual", "1", "")
     ]
     count = f"{len(groups)} of " * (len(groups) < problems) + f"{problems} problem{'s' * (problems > 1)}"
     yield Text(plain(f"Fastest kernels, {count}: {', '.join(shared)}"), "bold")

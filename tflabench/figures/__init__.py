@@ -48,7 +48,7 @@ def draw_all(
     directory = Path(directory)
     check_formats(formats)
     for word in what:
-        one_of("figure", word, WHAT)
+        one_of("--what", word, WHAT)
     folders = find_results(directory)
     names = {row.implementation for results in folders for row in results.rows}
     require(highlight, names, "--highlight")

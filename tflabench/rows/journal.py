@@ -44,12 +44,12 @@ class Store:
         lines, whole = whole_lines(folder) if packed or (folder / JOURNAL).exists() else ([], 0)
         for row in lines:
             if row.device != device:
-                raise InputError(f"{folder} holds rows of {row.device}, and this is {device}: give another --out")
+                raise InputError(f"{folder} holds rows of {row.device}, and this is {device}: give another folder")
             self.rows[row.point] = row
         if not lines and not packed and (folder / TABLE).exists() and (kept := len(packed_lines(folder / TABLE))):
             raise InputError(
                 f"{folder / JOURNAL} has no row, and {TABLE} beside it {kept}: delete the journal to go on from these, "
-                "or give another --out"
+                "or give another folder"
             )
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -60,9 +60,7 @@ class Store:
                 (folder / TIMES).unlink(missing_ok=True)
             self._journal = open(folder / JOURNAL, "ab+", buffering=0)  # noqa: SIM115  lives as long as the store
         except OSError as error:
-            raise InputError(
-                f"{folder} cannot be written ({error.strerror}): give another folder with --out"
-            ) from error
+            raise InputError(f"{folder} cannot be written ({error.strerror}): give another folder") from error
         if b"\n" not in os.pread(self._journal.fileno(), 1 << 20, whole):  # else another sweep has added rows since
             self._journal.truncate(whole)
 
@@ -223,10 +221,10 @@ def _row(line: bytes, path: Path, number: int) -> Row:
     except (ValueError, TypeError, LookupError, RecursionError):
         version = SCHEMA_VERSION
     if version == SCHEMA_VERSION:
-        raise InputError(f"{path} line {number} is no row: mend or delete that line, or give another --out")
+        raise InputError(f"{path} line {number} is no row: mend or delete that line, or give another folder")
     raise InputError(
         f"{path} was written with row schema {version} and this version reads {SCHEMA_VERSION}: "
-        "use the version of tflabench that wrote it, or give another --out"
+        "use the version of tflabench that wrote it, or give another folder"
     )
 
 

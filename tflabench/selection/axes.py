@@ -47,7 +47,7 @@ def parse_values(axis: str, text: str) -> Values:
         raise InputError(f"axis {axis} is {text!r}: it must be values such as 512,1024 or a range such as 512:65536:x2")
     if axis == "pass":
         values = [name for word in parts for name in (("fw", "fwbw") if word == "both" else (word,))]
-        values = [one_of(axis, value, PASSES) for value in values]
+        values = [one_of(axis, value, (*PASSES, "both")) for value in values]
     elif axis in WORDS:
         values = [one_of(axis, value, WORDS[axis]) for value in parts]
     elif axis == "chunk_size":
