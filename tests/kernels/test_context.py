@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.multiprocessing.spawn import start_processes
 
 from tflabench import ops
-from tflabench.kernels.context import Span, spans
+from tflabench.kernels.context import Span, check_group, spans
 
 HEADS, D_QK, D_HV = 2, 16, 32
 CUTS = [0, 11, 17, 30]  # the parts of three ranks; of two, the second and third are one
@@ -224,6 +224,7 @@ def on_rank(rank: int, folder: str) -> None:
             if layout != "at borders" or name == "mlstm_exp":
                 note(f"{name}, {layout}", lambda: deviation(name, rank, groups[3], CUTS, offsets))  # noqa: B023
     note("compiled", lambda: case_compiled(rank, groups))
+    note("no NCCL", lambda: check_group(groups[3], torch.device("cuda")))
     note("alone", lambda: deviation("mlstm_exp", 0, groups[1], [0, T], DOCUMENTS))
     if rank < 2:
         options = {"implementation": "tfla", "chunk_size": 16}
@@ -275,6 +276,10 @@ def test_what_is_wrong_on_a_rank_is_an_error_of_one_line_on_each(name, results):
 
 def test_one_rank_may_have_more_steps_than_before(results):
     assert [found["another length"] for found in results[:2]] == ["no error"] * 2
+
+
+def test_a_gpu_needs_nccl(results):
+    assert results[0]["no NCCL"] == "ValueError: group has the backend gloo: it must have NCCL for tensors on a GPU"
 
 
 @pytest.mark.parametrize("agreed", [True, False])
