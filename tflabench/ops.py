@@ -41,115 +41,61 @@ an operation; a step has none. An example, which runs on any device:
     print(ops.choose(q, v, gate=ops.MLSTM_EXP).why)
 """
 
-from .kernels.api import Options, chunkwise
-from .kernels.backends import Choice, choose
-from .kernels.delta.gating import DELTA_NET, GATED_DELTA_NET
-from .kernels.delta.operations import (
-    DeltaOptions,
-    DeltaStepOptions,
-    delta_net,
-    delta_net_step,
-    gated_delta_net,
-    gated_delta_net_step,
-)
-from .kernels.gla.gating import GLA
-from .kernels.gla.operations import GlaOptions, gla, gla_step
-from .kernels.kda.gating import KDA
-from .kernels.kda.operations import KdaOptions, kda, kda_step
-from .kernels.scalar.operations import (
-    Mamba2Options,
-    Mamba2StepOptions,
-    gated_retention,
-    gated_retention_step,
-    lightning_attention,
-    lightning_attention_step,
-    lightning_slopes,
-    mamba2_ssd,
-    mamba2_ssd_step,
-    mlstm_exp,
-    mlstm_exp_step,
-    mlstm_sig,
-    mlstm_sig_step,
-    retention,
-    retention_step,
-    retnet_log_decays,
-    simple_gla,
-    simple_gla_step,
-)
-from .kernels.scalar.plan.tfla import TileConfig
-from .kernels.state import State, zero_state
-from .kernels.step import StepOptions, step
-from .kernels.types import (
-    MAMBA2,
-    MLSTM_EXP,
-    MLSTM_SIG,
-    RETENTION,
-    SIMPLE_GLA,
-    ChunkSize,
-    DeltaImplementation,
-    Gate,
-    GlaImplementation,
-    Implementation,
-    KdaImplementation,
-    Layout,
-    StepImplementation,
-)
+from .kernels.api import Options as Options
+from .kernels.api import chunkwise as chunkwise
+from .kernels.backends import Choice as Choice
+from .kernels.backends import choose as choose
+from .kernels.delta.gating import DELTA_NET as DELTA_NET
+from .kernels.delta.gating import GATED_DELTA_NET as GATED_DELTA_NET
+from .kernels.delta.operations import DeltaOptions as DeltaOptions
+from .kernels.delta.operations import DeltaStepOptions as DeltaStepOptions
+from .kernels.delta.operations import delta_net as delta_net
+from .kernels.delta.operations import delta_net_step as delta_net_step
+from .kernels.delta.operations import gated_delta_net as gated_delta_net
+from .kernels.delta.operations import gated_delta_net_step as gated_delta_net_step
+from .kernels.gla.gating import GLA as GLA
+from .kernels.gla.operations import GlaOptions as GlaOptions
+from .kernels.gla.operations import gla as gla
+from .kernels.gla.operations import gla_step as gla_step
+from .kernels.kda.gating import KDA as KDA
+from .kernels.kda.operations import KdaOptions as KdaOptions
+from .kernels.kda.operations import kda as kda
+from .kernels.kda.operations import kda_step as kda_step
+from .kernels.scalar.operations import Mamba2Options as Mamba2Options
+from .kernels.scalar.operations import Mamba2StepOptions as Mamba2StepOptions
+from .kernels.scalar.operations import gated_retention as gated_retention
+from .kernels.scalar.operations import gated_retention_step as gated_retention_step
+from .kernels.scalar.operations import lightning_attention as lightning_attention
+from .kernels.scalar.operations import lightning_attention_step as lightning_attention_step
+from .kernels.scalar.operations import lightning_slopes as lightning_slopes
+from .kernels.scalar.operations import mamba2_ssd as mamba2_ssd
+from .kernels.scalar.operations import mamba2_ssd_step as mamba2_ssd_step
+from .kernels.scalar.operations import mlstm_exp as mlstm_exp
+from .kernels.scalar.operations import mlstm_exp_step as mlstm_exp_step
+from .kernels.scalar.operations import mlstm_sig as mlstm_sig
+from .kernels.scalar.operations import mlstm_sig_step as mlstm_sig_step
+from .kernels.scalar.operations import retention as retention
+from .kernels.scalar.operations import retention_step as retention_step
+from .kernels.scalar.operations import retnet_log_decays as retnet_log_decays
+from .kernels.scalar.operations import simple_gla as simple_gla
+from .kernels.scalar.operations import simple_gla_step as simple_gla_step
+from .kernels.scalar.plan.tfla import TileConfig as TileConfig
+from .kernels.state import State as State
+from .kernels.state import zero_state as zero_state
+from .kernels.step import StepOptions as StepOptions
+from .kernels.step import step as step
+from .kernels.types import MAMBA2 as MAMBA2
+from .kernels.types import MLSTM_EXP as MLSTM_EXP
+from .kernels.types import MLSTM_SIG as MLSTM_SIG
+from .kernels.types import RETENTION as RETENTION
+from .kernels.types import SIMPLE_GLA as SIMPLE_GLA
+from .kernels.types import ChunkSize as ChunkSize
+from .kernels.types import DeltaImplementation as DeltaImplementation
+from .kernels.types import Gate as Gate
+from .kernels.types import GlaImplementation as GlaImplementation
+from .kernels.types import Implementation as Implementation
+from .kernels.types import KdaImplementation as KdaImplementation
+from .kernels.types import Layout as Layout
+from .kernels.types import StepImplementation as StepImplementation
 
-__all__ = [
-    "DELTA_NET",
-    "GATED_DELTA_NET",
-    "GLA",
-    "KDA",
-    "MAMBA2",
-    "MLSTM_EXP",
-    "MLSTM_SIG",
-    "RETENTION",
-    "SIMPLE_GLA",
-    "Choice",
-    "ChunkSize",
-    "DeltaImplementation",
-    "DeltaOptions",
-    "DeltaStepOptions",
-    "Gate",
-    "GlaImplementation",
-    "GlaOptions",
-    "Implementation",
-    "KdaImplementation",
-    "KdaOptions",
-    "Layout",
-    "Mamba2Options",
-    "Mamba2StepOptions",
-    "Options",
-    "State",
-    "StepImplementation",
-    "StepOptions",
-    "TileConfig",
-    "choose",
-    "chunkwise",
-    "delta_net",
-    "delta_net_step",
-    "gated_delta_net",
-    "gated_delta_net_step",
-    "gated_retention",
-    "gated_retention_step",
-    "gla",
-    "gla_step",
-    "kda",
-    "kda_step",
-    "lightning_attention",
-    "lightning_attention_step",
-    "lightning_slopes",
-    "mamba2_ssd",
-    "mamba2_ssd_step",
-    "mlstm_exp",
-    "mlstm_exp_step",
-    "mlstm_sig",
-    "mlstm_sig_step",
-    "retention",
-    "retention_step",
-    "retnet_log_decays",
-    "simple_gla",
-    "simple_gla_step",
-    "step",
-    "zero_state",
-]
+__all__ = [name for name in dir() if not name.startswith("_")]  # pyright: ignore[reportUnsupportedDunderAll]

@@ -11,38 +11,22 @@ define IMPLEMENTATIONS, or such tuples themselves. In its pyproject.toml:
     mine = "my_package.my_module"
 """
 
-from tflabench.implementations.adapter import (
-    Case,
-    FinalStates,
-    Implementation,
-    SuffixSum,
-    Unsupported,
-    attention_inputs,
-    draw,
-)
-from tflabench.implementations.mlstm import mlstm_kernel
-from tflabench.implementations.recurrences import REFERENCE, Recurrence, Variant, register_family
-from tflabench.kernels.families import Family
-from tflabench.kernels.types import Gating
-from tflabench.problem import Problem
-from tflabench.theory.cost import Cost, GateCounts
+from tflabench.implementations.adapter import Case as Case
+from tflabench.implementations.adapter import FinalStates as FinalStates
+from tflabench.implementations.adapter import Implementation as Implementation
+from tflabench.implementations.adapter import SuffixSum as SuffixSum
+from tflabench.implementations.adapter import Unsupported as Unsupported
+from tflabench.implementations.adapter import attention_inputs as attention_inputs
+from tflabench.implementations.adapter import draw as draw
+from tflabench.implementations.mlstm import mlstm_kernel as mlstm_kernel
+from tflabench.implementations.recurrences import REFERENCE as REFERENCE
+from tflabench.implementations.recurrences import Recurrence as Recurrence
+from tflabench.implementations.recurrences import Variant as Variant
+from tflabench.implementations.recurrences import register_family as register_family
+from tflabench.kernels.families import Family as Family
+from tflabench.kernels.types import Gating as Gating
+from tflabench.problem import Problem as Problem
+from tflabench.theory.cost import Cost as Cost
+from tflabench.theory.cost import GateCounts as GateCounts
 
-__all__ = [
-    "REFERENCE",
-    "Case",
-    "Cost",
-    "Family",
-    "FinalStates",
-    "GateCounts",
-    "Gating",
-    "Implementation",
-    "Problem",
-    "Recurrence",
-    "SuffixSum",
-    "Unsupported",
-    "Variant",
-    "attention_inputs",
-    "draw",
-    "mlstm_kernel",
-    "register_family",
-]
+__all__ = [name for name in dir() if not name.startswith("_")]  # pyright: ignore[reportUnsupportedDunderAll]

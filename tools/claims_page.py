@@ -44,15 +44,17 @@ def markdown(root: Path) -> str:
     table = [f"|claim|{'|'.join(heads)}|", "|---|" + "---|" * len(heads)]
     undecided, theory = [], []
     for outcomes in by_claim.values():
-        if next(iter(outcomes.values())).claim.theory:
-            theory.append(next(iter(outcomes.values())))
+        first = next(iter(outcomes.values()))
+        claim = first.claim
+        required = plain(f"{claim.says} ({claim.source}): {claim.criterion}")
+        if claim.theory:
+            theory.append(f"|{required}|{_cell(first)}|")
         elif any(outcome.decided for outcome in outcomes.values()):
-            claim = next(iter(outcomes.values())).claim
             cells = [_cell(outcomes[device, kernels], root) for device in devices for kernels in KERNELS]
-            table.append(f"|{plain(f'{claim.says} ({claim.source}): {claim.criterion}')}|{'|'.join(cells)}|")
+            table.append(f"|{required}|{'|'.join(cells)}|")
         else:
-            undecided.append(next(iter(outcomes.values())))
-    rest = ["", "By the paper's own formulas:", "", "|claim|verdict|", "|---|---|", *map(_theory_line, theory)]
+            undecided.append(first)
+    rest = ["", "By the paper's own formulas:", "", "|claim|verdict|", "|---|---|", *theory]
     rest += ["", "Not measured:", "", *_undecided(undecided)] if undecided else []
     return "\n".join([HEAD, *table, *rest]) + "\n"
 
@@ -78,11 +80,6 @@ def _undecided(outcomes: Sequence[Outcome]) -> Iterator[str]:
         reason = shorten(outcome.reason, LONGEST_REASON, placeholder=" ...")
         command = f". To decide it: `{outcome.command}`" if outcome.command else ""
         yield f"- {plain(f'{outcome.claim.says} ({outcome.claim.source}): {reason}')}{command}"
-
-
-def _theory_line(outcome: Outcome) -> str:
-    says = f"{outcome.claim.says} ({outcome.claim.source}): {outcome.claim.criterion}"
-    return f"|{plain(says)}|{_cell(outcome)}|"
 
 
 def _cell(outcome: Outcome, linked_from: Path = Path()) -> str:

@@ -76,16 +76,12 @@ def compare(
     emit(document, _text(judgement, f"A = {a}, B = {b}"), json_)
     if not allow_throttled and any("throttled" in (match.reason or "") for match in judgement.matches):
         note.print("Rows measured while the GPU held its clock back are ambiguous; --allow-throttled judges them too.")
-    if judgement.regressions:
-        note.print(_worst(judgement), style="bold red")
+    if slower := judgement.regressions:
+        worst = max(slower, key=lambda match: match.ratio or math.inf)
+        how = f"takes {worst.ratio:.2f} times as long" if worst.ratio else worst.reason
+        line = f"{len(slower)} of {len(judgement.matches)} points regress, the worst: {worst.b.point} {how}"
+        note.print(line, style="bold red")
         raise typer.Exit(1)
-
-
-def _worst(judgement: Judgement) -> str:
-    """Return in words how many points regress, and the worst of them."""
-    worst = max(judgement.regressions, key=lambda match: match.ratio or math.inf)
-    how = f"takes {worst.ratio:.2f} times as long" if worst.ratio else worst.reason
-    return f"{len(judgement.regressions)} of {len(judgement.matches)} points regress, the worst: {worst.b.point} {how}"
 
 
 def _fraction(text: str) -> float:

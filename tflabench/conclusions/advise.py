@@ -126,7 +126,7 @@ def choices(demand: Demand, kernel: Implementation, chunk_sizes: Iterable[int | 
         for batch in demand.batches:
             problem = demand.problem.with_(chunk_size=size, batch=batch)
             predicted = predict(kernel.modelled, kernel.count(problem), problem, gpu)
-            needed = memory(kernel, problem)
+            needed, allowed = memory(kernel, problem).of_layers(demand.layers), demand.memory_bytes
             calls = math.ceil(demand.sequences / batch)
             candidates.append(
                 Candidate(
@@ -137,8 +137,8 @@ def choices(demand: Demand, kernel: Implementation, chunk_sizes: Iterable[int | 
                     bounds=predicted.bounds,
                     calls=calls,
                     step_s=demand.layers * calls * predicted.seconds,
-                    memory_bytes=needed.of_layers(demand.layers),
-                    largest_batch=_largest_batch(demand, needed, batch),
+                    memory_bytes=needed,
+                    largest_batch=None if allowed is None else math.floor(allowed * batch / needed),
                 )
             )
     return candidates
@@ -193,13 +193,6 @@ def memory(kernel: Implementation, problem: Problem) -> CallMemory:
     if p.pass_ == "fw":
         return CallMemory(given + made + works + saved, 0.0)
     return CallMemory(2 * (given + made) + works + saved, given + made + saved)
-
-
-def _largest_batch(demand: Demand, needed: CallMemory, batch: int) -> int | None:
-    """All of it grows with the batch."""
-    if demand.memory_bytes is None:
-        return None
-    return math.floor(demand.memory_bytes * batch / needed.of_layers(demand.layers))
 
 
 def _order(choice: Candidate) -> tuple[bool, float, float]:
@@ -351,8 +344,11 @@ def kernel_of_ours(problem: Problem, gate: str, gpu: Gpu, usual: int) -> dict[st
         size, segments = usual, None
         if impl.usual_chunk_size:
             size = impl.usual_chunk_size(problem)
-        if impl.modelled and impl.modelled.algorithm == "tfla":
-            size = _least_time(impl, problem, gpu) or size
+        if impl.modelled and impl.modelled.algorithm == "tfla":  # its least time, where the calibrated model has one
+            at = {L: problem.with_(chunk_size=L) for L in chunk_sizes(problem.seq_len)}
+            predicted = {L: predict(impl.modelled, impl.count(of), of, gpu) for L, of in at.items()}
+            best = min(at, key=lambda L: predicted[L].seconds)
+            size = best if predicted[best].source == "calibrated model" else size
         elif impl.modelled and not impl.refusal_on(problem, gpu):
             size = fused.chosen_chunk_size(problem, Modelled("fused", gate), gpu)
             segments = fused.segments(problem, size)
@@ -360,11 +356,3 @@ def kernel_of_ours(problem: Problem, gate: str, gpu: Gpu, usual: int) -> dict[st
         if refusal is None:
             return {"implementation": impl.name, "chunk_size": size, "segments": segments, "refused": None}
     return {"implementation": None, "chunk_size": None, "segments": None, "refused": refusal}
-
-
-def _least_time(impl: Implementation, problem: Problem, gpu: Gpu) -> int | None:
-    """Return the L of least time of Triton kernels by the calibrated model; None where that does not apply."""
-    at = {size: problem.with_(chunk_size=size) for size in chunk_sizes(problem.seq_len)}
-    predicted = {size: predict(impl.modelled, impl.count(of), of, gpu) for size, of in at.items()}
-    best = min(at, key=lambda size: predicted[size].seconds)
-    return best if predicted[best].source == "calibrated model" else None

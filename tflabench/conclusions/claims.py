@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tflabench.conclusions.claim import (
     Claim,
@@ -84,6 +84,8 @@ _FUSED_GLA = {
     "fused": Need("fla_gla_fused", {**_FWBW, **_FIG12}),
     "chunk": Need("fla_gla", {**_FWBW, **_FIG12}),
 }
+
+_BY_CHUNK: dict[str, Any] = {"over": "chunk_size", "tells": along, "at_least": 3}
 
 _SWEEP_FIG4 = "tflabench sweep --preset paper-fig4"
 _SWEEP_FIG12 = "tflabench sweep --preset paper-fig12 --pass fwbw"
@@ -221,9 +223,7 @@ CLAIMS = (
         about="L of the least measured time, of those tried",
         of=_where_least,
         stated=about(128, 256),
-        over="chunk_size",
-        tells=along,
-        at_least=3,
+        **_BY_CHUNK,
         command=_SWEEP_FIG5,
     ),
     Claim(
@@ -235,9 +235,7 @@ CLAIMS = (
         about="time at L = 256 over that at 128",
         of=lambda numbers: [numbers[256] / numbers[128]] if {128, 256} <= numbers.keys() else [],
         stated=Stated(0.95, 1.05),
-        over="chunk_size",
-        tells=along,
-        at_least=3,
+        **_BY_CHUNK,
         command=_SWEEP_FIG5,
     ),
     Claim(
@@ -304,9 +302,7 @@ CLAIMS = (
         about="L of the least modelled time (upper bound), between those beside it",
         of=_between_neighbours,
         stated=about(630, 630),
-        over="chunk_size",
-        tells=along,
-        at_least=3,
+        **_BY_CHUNK,
         kind="modelled",
         command=_SWEEP_FIG17,
     ),
@@ -319,9 +315,7 @@ CLAIMS = (
         about="counted FLOPs over measured time, over those of the L before",
         of=lambda numbers: [after / before for before, after in pairwise(numbers.values())],
         stated=Stated(low=1),
-        over="chunk_size",
-        tells=along,
-        at_least=3,
+        **_BY_CHUNK,
         command=_SWEEP_FIG17,
     ),
     Claim(
@@ -333,9 +327,7 @@ CLAIMS = (
         about="time at the largest L over the least at another",
         of=lambda numbers: [numbers[max(numbers)] / min(numbers[at] for at in sorted(numbers)[:-1])],
         stated=Stated(low=1),
-        over="chunk_size",
-        tells=along,
-        at_least=3,
+        **_BY_CHUNK,
         command=_SWEEP_FIG17,
     ),
     Claim(
@@ -347,9 +339,7 @@ CLAIMS = (
         about="peak memory at the largest L over that at the smallest",
         of=lambda numbers: [numbers[max(numbers)] / numbers[min(numbers)]],
         stated=Stated(high=1),
-        over="chunk_size",
-        tells=along,
-        at_least=3,
+        **_BY_CHUNK,
         command=_SWEEP_FIG5,
     ),
     Claim(

@@ -60,8 +60,10 @@ def _row(experiment: Experiment, rows: Sequence[Gains], row: Gains, eps: float) 
     x = linear("forget gate f~", experiment.forget_gates[0], experiment.forget_gates[-1])
     y = linear("input gate i~", experiment.input_gates[0], experiment.input_gates[-1])
     grid = (np.array(experiment.forget_gates), np.array(experiment.input_gates))
-    low, high = _decades([gains.before for gains in rows])
-    before = HeatMap(*grid, np.maximum(row.before, LEAST), low, high, "log", "gain")
+    every = np.maximum([gains.before for gains in rows], LEAST)
+    first, last = math.floor(math.log10(every.min())), math.ceil(math.log10(every.max()))
+    decades = 10.0**first, 10.0 ** max(last, first + 1)
+    before = HeatMap(*grid, np.maximum(row.before, LEAST), *decades, "log", "gain")
     most = math.ceil(10 * max(gain.max() for gains in rows for gain in gains.after.values())) / 10
     after = HeatMap(*grid, row.after[eps], 0.0, most, label="gain")
     yield Panel(f"mLSTM{row.gate}, n = {row.normalizer.name}", x, y, (before,))
@@ -104,10 +106,3 @@ def _notes(name: str, experiment: Experiment) -> Iterator[str]:
     yield f"s = n.q; q, k, v ~ N(0, 1), the same gates at every step, seed {experiment.seed}; tflabench transfer."
     if rows := OUR_READING.get(name):
         yield f"Normalisers of {rows}: our reading, the paper does not print them."
-
-
-def _decades(gains: Sequence[np.ndarray]) -> tuple[float, float]:
-    """Return the whole powers of ten around all gains, from LEAST on."""
-    low, high = min(gain.min() for gain in gains), max(gain.max() for gain in gains)
-    first = math.floor(math.log10(max(low, LEAST)))
-    return 10.0**first, 10.0 ** max(math.ceil(math.log10(max(high, LEAST))), first + 1)

@@ -315,7 +315,7 @@ def fig17(variant: FigureRequest) -> Figure:
     if variant.has_fused and short(home) in FUSED_ON:
         steps = [float(size) for k in range(6, 32) if (size := 2**k) <= sizes[-1]]
         kernel, problems = Modelled("fused", gate), [sweep.problem.with_(chunk_size=int(size)) for size in steps]
-        walks = [fused.runtime(problem, kernel, home, overlapped=False) * 1e3 for problem in problems]
+        walks = [fused.runtime(problem, kernel, home) * 1e3 for problem in problems]
         items.append(Curve(f"fused, {short(home)}", steps, walks, FUSED, "theory"))
     items += [line.curve(line.sizes, line.ms) for line in measured]
     best = Tradeoff(sweep.problem, gate, home.ceilings).runtime_optimal

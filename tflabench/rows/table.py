@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-def _has_parts(annotation: Any) -> bool:
-    return any(get_origin(part) in (list, dict) for part in (annotation, *get_args(annotation)))
-
-
 COLUMNS = {field.alias or name: field for name, field in Row.model_fields.items()}
-JSON_COLUMNS = [name for name, field in COLUMNS.items() if _has_parts(field.annotation)]  # which files hold as JSON
+JSON_COLUMNS = [  # which files hold as JSON
+    name
+    for name, field in COLUMNS.items()
+    if any(get_origin(part) in (list, dict) for part in (field.annotation, *get_args(field.annotation)))
+]
 
 
 def frame(rows: Sequence[Row]) -> pd.DataFrame:
@@ -76,9 +76,7 @@ def flat(table: pd.DataFrame) -> pd.DataFrame:
     """Return a table for files: a copy whose columns of lists and dicts hold them as JSON."""
     table = table.copy()
     for name in table.columns.intersection(JSON_COLUMNS):
-        table[name] = table[name].map(_json).astype(object)
+        values = table[name].tolist()
+        table[name] = [json.dumps(x, sort_keys=True) if isinstance(x, (list, dict)) else None for x in values]
+        table[name] = table[name].astype(object)
     return table
-
-
-def _json(value: object) -> str | None:
-    return json.dumps(value, sort_keys=True) if isinstance(value, (list, dict)) else None

@@ -3,8 +3,8 @@
 docs/kernels.md says how they work. FLOPs are those of the chunkwise form with chunks of one tile, whatever L is: that
 cuts a sequence into segments.
 
-`runtime` is a lower bound, of the slower of memory and matrix products, these over whole waves of programs. Neither it
-nor `launches` knows shared memory, which limits the walks (docs/decisions/2026-11-22-what-limits-the-walks.md).
+Neither `runtime` nor `launches` knows shared memory, which limits the walks
+(docs/decisions/2026-11-22-what-limits-the-walks.md).
 """
 
 from __future__ import annotations
@@ -252,11 +252,8 @@ def _pointwise(name: str, steps: float, step_bytes: float) -> Launch:
     return Launch(name, 1, 1, {}, {"inputs and outputs": steps * step_bytes})
 
 
-def runtime(problem: Problem, kernel: Modelled, gpu: Gpu, *, overlapped: bool = True) -> float:
-    """Seconds at `problem.chunk_size`, of walks over whole waves; see the module's text.
-
-    Args:
-        overlapped: whether computing and moving overlap; else they add up, as in the paper's upper bound.
+def runtime(problem: Problem, kernel: Modelled, gpu: Gpu) -> float:
+    """Seconds at `problem.chunk_size`, of walks over whole waves, by the paper's upper bound: nothing overlaps.
 
     Raises:
         InputError: a head dimension or pass that the kernels do not take, or a GPU of which too little is known.
@@ -267,8 +264,7 @@ def runtime(problem: Problem, kernel: Modelled, gpu: Gpu, *, overlapped: bool = 
         matrix = sum(launch.flops.values()) / chip.ceilings.flops_per_s
         memory = sum(launch.moved.values()) / chip.ceilings.bytes_per_s
         full = launch.waves(chip)
-        matrix *= math.ceil(full) / full
-        seconds += max(memory, matrix) if overlapped else memory + matrix
+        seconds += memory + matrix * math.ceil(full) / full
     return seconds
 
 

@@ -100,21 +100,24 @@ def _check_words(arguments: Sequence[str]) -> None:
             raise InputError(f"{option} is {value!r}: it must not be empty")
 
 
-def _write_panels(command: Any, ctx: Any, formatter: Any) -> None:
-    """Write what a command takes as click does, a heading a panel; commands of a group stand below theirs."""
-    panels: dict[str, list[tuple[str, str]]] = {}
-    for name in command.list_commands(ctx) if hasattr(command, "list_commands") else ():
-        below = command.get_command(ctx, name)
-        panels.setdefault(below.rich_help_panel or "Commands", []).append((name, below.get_short_help_str(60)))
-    for param in command.get_params(ctx):
-        if record := param.get_help_record(ctx):
-            panels.setdefault(param.rich_help_panel or f"{param.param_type_name}s".capitalize(), []).append(record)
-    for heading, records in panels.items():
-        with formatter.section(heading):
-            formatter.write_dl(records, col_max=24)
+class _Panels:
+    """Writes what a command takes as click does, a heading a panel."""
+
+    def format_options(self: Any, ctx: Any, formatter: Any) -> None:
+        """Write arguments and options; commands of a group stand below theirs."""
+        panels: dict[str, list[tuple[str, str]]] = {}
+        for name in self.list_commands(ctx) if hasattr(self, "list_commands") else ():
+            below = self.get_command(ctx, name)
+            panels.setdefault(below.rich_help_panel or "Commands", []).append((name, below.get_short_help_str(60)))
+        for param in self.get_params(ctx):
+            if record := param.get_help_record(ctx):
+                panels.setdefault(param.rich_help_panel or f"{param.param_type_name}s".capitalize(), []).append(record)
+        for heading, records in panels.items():
+            with formatter.section(heading):
+                formatter.write_dl(records, col_max=24)
 
 
-class Command(TyperCommand):
+class Command(_Panels, TyperCommand):
     """A command whose options stand below headings, and whose errors call them as they are typed."""
 
     def invoke(self, ctx: Any) -> Any:
@@ -128,17 +131,9 @@ class Command(TyperCommand):
                 raise InputError(f"{options[name]} {rest}") from None
             raise
 
-    def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write arguments and options."""
-        _write_panels(self, ctx, formatter)
 
-
-class CommandGroup(TyperGroup):
+class CommandGroup(_Panels, TyperGroup):
     """A group of such commands, which stand below headings too."""
-
-    def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write commands and options."""
-        _write_panels(self, ctx, formatter)
 
 
 class _Main(CommandGroup):
