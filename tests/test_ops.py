@@ -162,7 +162,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
         asked.append((config, q.dtype))
 
     never: Any = None
-    made = Kernels(never, never, never, refuses, default_chunk_size)
+    made = Kernels(never, never, refuses, default_chunk_size)
     monkeypatch.setitem(FAMILIES["scalar"].kernels, "probe", lambda: made)
     backends.kernels_of.cache_clear()
     yield asked
