@@ -53,7 +53,7 @@ IMPLEMENTATIONS = (
         build=build,
         refuses=partial(refuse, needs=NEEDS, dtypes="bfloat16", heads=(128,)),
         cost=partial(fla_ops.cost_of_serving, OP),
-        owner=Owner("cuDNN", "blue"),
+        owner=Owner("cuDNN", "black"),
         package="nvidia-cudnn-frontend",
         packages=(),
         imports=None,

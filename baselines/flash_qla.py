@@ -54,7 +54,7 @@ IMPLEMENTATIONS = (
         build=build,
         refuses=partial(refuse, needs=NEEDS, heads=(128,)),
         cost=cost,
-        owner=Owner("FlashQLA", "purple"),
+        owner=Owner("FlashQLA", "sky"),
         package="flash-qla",
         packages=("tilelang",),
         imports=None,

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-OWNER = Owner("mamba", "purple")
+OWNER = Owner("mamba-ssm", "purple")
 VERSION = "mamba-ssm==2.3.2.post1"
 COMPILED = f"pip install --no-build-isolation {VERSION} (needs nvcc)"
 SSD_MODULE = "mamba_ssm.ops.triton.ssd_combined"
