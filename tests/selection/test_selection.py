@@ -248,7 +248,7 @@ def test_unknown_names_suggest_the_nearest():
     with pytest.raises(InputError, match="no implementation matches 'reference_sgi'; did you mean reference_sig"):
         registry.select("reference_sgi")
     with pytest.raises(InputError, match=r"known: tfla_exp_limit, .*, and \d+ more of `tflabench list`$"):
-        registry.select("nothing_like_it")
+        registry.select("quux")
 
 
 PRESET = """
