@@ -8,12 +8,12 @@ from functools import partial
 import numpy as np
 import pytest
 from figure_cases import gains, tradeoff
-from figure_rows import SWEEPS, made
+from figure_rows import SWEEPS, made, row
 from matplotlib.text import Text
 
 from tflabench.figures import gain_maps, paper
 from tflabench.figures.matplotlib_renderer import draw
-from tflabench.figures.model import Curve, Figure, Rule
+from tflabench.figures.model import Bars, Curve, Figure, Rule
 from tflabench.figures.roofline import of_gpus
 from tflabench.theory.hardware import find
 
@@ -23,11 +23,13 @@ def roofline() -> Figure:
     return of_gpus([find("A100"), find("B200")], costs, "mLSTMsig forward: d_qk 256")
 
 
+LONG = "xLSTM 1.4B, mlstm_kernels_limit, a layer"
 FIGURES: dict[str, Callable[[], Figure]] = {
     **{name: partial(figure, "sig", "fw") for name, figure in paper.FIGURES.items()},
     "roofline": roofline,
     "transfer": lambda: gain_maps.heat_maps("3", *gains("3")),
     **{name: partial(lambda name: next(iter(made(SWEEPS[name]).values())), name) for name in ("many", "one_point")},
+    "long labels": lambda: next(iter(made([row(), row("mine", title=LONG), row("sdpa_flash")]).values())),
     "gates": lambda: made(SWEEPS["gates"], ["gates"])["gates-kda"],
 }
 
@@ -41,9 +43,14 @@ def test_every_series_is_named_and_the_figure_within_its_page(name):
     for panel in figure.panels:
         labels = [item.label for item in panel.items if isinstance(item, (Curve, Rule)) and item.label]
         assert [label for label in labels if " ".join(label.split())[:15].strip() not in words] == []
+        bars = [label for item in panel.items if isinstance(item, Bars) for label in item.labels]
+        assert [label for label in bars if label not in words] == []
         assert drawing.bbox.height > 72 * figure.height
     boxes = [text.get_window_extent() for legend in drawing.legends for text in legend.get_texts()]
     boxes += [
         text.get_window_extent() for ax in drawing.axes if (legend := ax.get_legend()) for text in legend.get_texts()
+    ]
+    boxes += [
+        text.get_window_extent() for text in texts if text.get_text() in {ax.get_title("left") for ax in drawing.axes}
     ]
     assert all(box.x0 >= 0 and box.x1 <= drawing.bbox.width + 1 for box in boxes)

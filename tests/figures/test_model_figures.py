@@ -130,7 +130,7 @@ class TestPaper:
         for gpu in ("paper-A100", "paper-H100", "H200", "paper-B200"):
             best = Tradeoff(paper.PAPER, "sig", find(gpu).ceilings).runtime_optimal
             assert f"{gpu.removeprefix('paper-')}: L = {best:.0f}" in named(figure)
-        assert figure.title.endswith("H100 is fastest at L = 634")
+        assert figure.title.endswith("H100 takes the least time at L\u00a0=\u00a0634")
 
     def test_all_lines_of_the_runtime_are_the_same_bound(self):
         line = named(paper.fig17("sig", "fw"))["fused, H100"]
@@ -153,7 +153,7 @@ class TestPaper:
         drawn = {curve.name: (list(curve.x), list(curve.y)) for curve in items(figure, Curve)}
         assert drawn["tfla_sig_xl"] == ([128, 256, 512], [2.12, 2.00, 2.10])
         assert drawn["hopper_sig"] == ([8192], [0.667])
-        assert figure.title.endswith("H200 is fastest at L = 529, the best measured chunkwise kernel at 256")
+        assert figure.title.endswith("the least time at L\u00a0=\u00a0529, the best measured chunkwise kernel at 256")
         (band,) = items(figure, Band)
         theory = named(figure)["H200: L = 529"]
         assert (band.colour, list(band.upper)) == (theory.ink.colour, list(theory.y))

@@ -95,11 +95,13 @@ def test_nothing_measured_is_said():
 
 def test_a_single_point_is_ranked_with_its_values_and_statuses():
     rows = [*SWEEPS["one_point"][:-1], row("simple_gla", status="timeout")]
-    (panel,) = made(rows, ["runtime"])["runtime-seq_len"].panels
+    figure = made(rows, ["runtime"])["runtime-seq_len"]
+    assert [key.words for key in figure.keys] == ["bounds of each"]
+    (panel,) = figure.panels
     (bars,) = items(panel, Bars)
     assert list(bars.values)[:-1] == sorted(r.ms_median for r in rows if r.ms_median)
     assert bars.words[-1] == "timeout"
-    assert {f"{r.ms_median:.3g}" for r in rows if r.ms_median} <= set(bars.words)
+    assert {f"{r.ms_median:#.3g}".rstrip(".") for r in rows if r.ms_median} <= set(bars.words)
     assert len(bars.labels) == len(rows)
 
 
@@ -123,6 +125,15 @@ def test_a_single_point_beside_lines_is_a_grey_dot():
     drawing = matplotlib_renderer.draw(made(rows, ["runtime"])["runtime-seq_len"])
     (line,) = (line for line in drawing.axes[0].get_lines() if len(line.get_xdata()) == 1)  # type: ignore[arg-type]
     assert line.get_marker() == "o"
+
+
+def test_who_is_named_in_a_title_is_named_beside_the_panel_and_what_is_grey_in_the_legend():
+    rows = [*lengths(("tfla_sig_xl", "sdpa_flash"), ("fw",)), row("nxai_sig_xl", seq_len=4096, batch=16)]
+    rows = [r.model_copy(update={"comparison_id": str(r.seq_len), "closed": True}) for r in rows]
+    figure = made([*rows, row("simple_gla", seq_len=4096, batch=16)], ["runtime"])["runtime-seq_len"]
+    assert "mlstm_kernels at T" in figure.title
+    assert lit(figure.panels[0])["nxai_sig_xl"].label.startswith("mlstm_kernels")
+    assert [key.words for key in figure.keys if key.kind == "line"] == ["others"]
 
 
 def test_throttled_points_are_named_in_the_caption_and_not_hollow():

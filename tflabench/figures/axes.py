@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
+from textwrap import fill
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +17,7 @@ from tflabench.figures.quantities import AXES, WORDS
 
 MOST_TICKS = 7  # that fit below a panel 45 mm wide
 CROSS_LEVEL = 0.045  # of a panel's height, from one row of crosses at its top to the next
-LONGEST = 30  # letters of the label of a bar
+LONGEST = 28  # letters of a line of the label of a bar
 MARGIN = 0.05  # of an axis, free on either side of what is drawn
 Ticks = tuple[tuple[float, str], ...]
 
@@ -60,7 +61,10 @@ def over(label: str, values: Sequence[float], scale: Any = "log", most: int = MO
 
 def labels(names: Sequence[str]) -> Axis:
     """Return the y axis of bars: a label before each, the first on top."""
-    ticks = tuple((float(place), shorten(label, LONGEST)) for place, label in enumerate(reversed(names)))
+    ticks = tuple(
+        (float(place), fill(shorten(label, 2 * LONGEST), LONGEST, break_on_hyphens=False))
+        for place, label in enumerate(reversed(names))
+    )
     return Axis("", "linear", (-0.6, len(names) - 0.4), ticks)
 
 

@@ -58,11 +58,21 @@ class Chart:
 
     @classmethod
     def of(
-        cls, source: Source, part: Slice, quantity: Quantity, names: tuple[str, ...] = (), theory: bool = True
+        cls,
+        source: Source,
+        part: Slice,
+        quantity: Quantity,
+        names: tuple[str, ...] = (),
+        theory: bool = True,
+        named: Sequence[str] = (),
     ) -> Chart:
-        """Return the chart of a slice of a source's rows; without `names` the source says what to highlight."""
+        """Return the chart of a slice of a source's rows; without `names` the source says what to highlight.
+
+        Args:
+            named: what its titles name.
+        """
         unit, size = quantity.unit(part.rows)
-        names = names or chosen(part.rows, quantity, source.looks, source.highlight, part.axis)
+        names = names or chosen(part.rows, quantity, source.looks, source.highlight, part.axis, named)
         return cls(part, quantity, unit, size, source.looks, names, theory and quantity.theory is not None)
 
     @property
@@ -85,11 +95,14 @@ def draw(stem: str, source: Source, part: Slice, quantity: Quantity, theory: boo
     Args:
         theory: draw the bounds of the leading kernel as a band, where the quantity has any.
     """
-    chart = Chart.of(source, part, quantity, theory=theory)
     single = part.single
+    rows_of = by_pass(part.rows)
+    found = {pass_: finding(rows, quantity, None if single else part.axis) for pass_, rows in rows_of.items()}
+    named = [name for result in found.values() for name in result.names]
+    chart = Chart.of(source, part, quantity, theory=theory, named=named)
     panels, heads = [], []
-    for pass_, rows in by_pass(part.rows).items():
-        result = finding(rows, quantity, None if single else part.axis)
+    for pass_, rows in rows_of.items():
+        result = found[pass_]
         heads.append(title(result, pass_, device_name(rows)))
         panel_title = f"{PASSES[pass_]}: {result.subject} {result.words}" if result.words else PASSES[pass_]
         columns = {} if single else columns_of(rows, part.axis)
@@ -107,8 +120,15 @@ def draw(stem: str, source: Source, part: Slice, quantity: Quantity, theory: boo
         keys=keys(chart, panels),
         caption=tuple(notes(chart, source, panels, single)),
         rows=part.rows,
-        height=0.15 * part.rows["implementation"].nunique() + 0.1 if single else 1.6,
+        height=_height(panels) if single else 1.6,
     )
+
+
+def _height(panels: Sequence[Panel]) -> float:
+    """Return the height of panels of bars: labels of two lines need more."""
+    ticks = [words for panel in panels for _, words in panel.y.ticks]
+    bars = max(len(panel.y.ticks) for panel in panels)
+    return (0.21 if any("\n" in words for words in ticks) else 0.15) * bars + 0.1
 
 
 def over(axis: str, quantity: str, stem: str, source: Source, rows: Rows, theory: bool = True) -> Iterator[Figure]:
@@ -220,7 +240,7 @@ def ranking(chart: Chart, rows: Rows, title: str) -> Panel:
         look = chart.looks[row["implementation"]]
         value = row["value"] / chart.size
         percent = f" ({row['percent_of_bound']:.0f}%)" if shows and pd.notna(row["percent_of_bound"]) else ""
-        value_words = row["status"] if pd.isna(value) else f"{value:.3g}{percent}"
+        value_words = row["status"] if pd.isna(value) else f"{value:#.3g}".rstrip(".") + percent
         bounds = tuple(row[list(chart.quantity.theory or ())] / chart.size) if chart.theory else None
         colour = look.ink.colour if row["implementation"] in chart.names else GREY
         label = legend_name(look, row["implementation"], rows)
@@ -235,13 +255,18 @@ def ranking(chart: Chart, rows: Rows, title: str) -> Panel:
 def keys(chart: Chart, panels: Sequence[Panel]) -> tuple[Key, ...]:
     """Return the legend of what panels show: whose bounds the band is, and what hollow points and crosses are."""
     rows, entries = chart.part.rows, []
+    items = [item for panel in panels for item in panel.items]
     if chart.leader and _has_bounds(panels):
-        look = chart.looks[chart.leader]
-        entries.append(Key(f"bounds of {look.title}", Ink(look.ink.colour), "area"))
-    hollow = any(isinstance(item, Curve) and any(item.hollow) for panel in panels for item in panel.items)
+        words, ink = f"bounds of {chart.looks[chart.leader].title}", Ink(chart.looks[chart.leader].ink.colour)
+        if any(isinstance(item, Bars) for item in items):
+            words, ink = "bounds of each", BACKGROUND
+        entries.append(Key(words, ink, "area"))
+    if any(isinstance(item, Curve) and item.role == "context" for item in items):
+        entries.append(Key("others", BACKGROUND))
+    hollow = any(isinstance(item, Curve) and any(item.hollow) for item in items)
     if hollow and (why := flags(rows[rows["implementation"].isin(chart.names)], chart.quantity)):
         entries.append(Key(" or ".join(why), Ink(DARK_GREY, "circle"), "hollow"))
-    if any(isinstance(item, Cross) for panel in panels for item in panel.items):
+    if any(isinstance(item, Cross) for item in items):
         entries.append(Key("no time", Ink(DARK_GREY), "cross"))
     return tuple(entries)
 
@@ -266,9 +291,10 @@ def notes(chart: Chart, source: Source, panels: Sequence[Panel], single: bool = 
         yield "Whiskers: 20th to 80th percentile of the samples."
     if chart.leader and _has_bounds(panels):
         origins = sorted({str(origin) for origin in rows["ceilings"].dropna()})
+        whose = "each" if single else chart.looks[chart.leader].title
         yield (
-            f"Shaded: the bounds of {chart.looks[chart.leader].title} by its FLOPs and bytes, from max(FLOPs/rate, "
-            f"bytes/bandwidth) up to their sum; ceilings {'; '.join(origins) or 'unknown'}."
+            f"Shaded: the bounds of {whose} by its FLOPs and bytes, from max(FLOPs/rate, bytes/bandwidth) up to their "
+            f"sum; ceilings {'; '.join(origins) or 'unknown'}."
         )
     if chart.quantity == RUNTIME and single and rows["percent_of_bound"].notna().any():
         yield "In brackets: percent of the bound of the problem."

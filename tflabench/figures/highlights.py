@@ -24,13 +24,19 @@ SYMBOLS = {"seq_len": "T", "chunk_size": "L", "d_hv": "d_hv", "d_qk": "d_qk", "h
 
 
 def chosen(
-    rows: Rows, quantity: Quantity, looks: dict[str, Look], patterns: Sequence[str] = (), axis: str | None = None
+    rows: Rows,
+    quantity: Quantity,
+    looks: dict[str, Look],
+    patterns: Sequence[str] = (),
+    axis: str | None = None,
+    named: Sequence[str] = (),
 ) -> tuple[str, ...]:
     """Return the names of the implementations to highlight, at most MOST, the least runtime or memory first.
 
-    Without patterns: the best of each owner, of ours the best mLSTM; then more of ours, then more of the others. Those
-    with less than half as many points as the longest line come last; of lines over an `axis` no single point is one.
-    Nor is plain PyTorch where there is a kernel of ours. What is published to be read comes where there is room.
+    Without patterns: what a title has `named`, the best of each owner, of ours the best mLSTM; then more of ours, then
+    more of the others. Those with less than half as many points as the longest line come last; of lines over an `axis`
+    no single point is one. Nor is plain PyTorch where there is a kernel of ours. What is published to be read comes
+    where there is room.
     """
     measured = rows[rows["timed"] & (rows[quantity.column] > 0)]
     place = ["pass", "seq_len", "batch", "dtype"]
@@ -55,7 +61,8 @@ def chosen(
         of_owner = [name for name in foreground if owner_of[name] == group_owner and group_owner.role != "published"]
         leading += sorted(of_owner, key=lambda name: name in ours and families[name] != "mlstm")[:1]
     rest = sorted((name for name in foreground if name not in leading), key=lambda name: name not in ours)
-    return tuple(sorted([*leading, *rest][:MOST], key=lambda name: (excess[name], name)))
+    first = list(dict.fromkeys([*named, *leading, *rest]))[:MOST]
+    return tuple(sorted(first, key=lambda name: (excess[name], name)))
 
 
 def require(patterns: Sequence[str], names: Collection[str], option: str) -> None:
@@ -73,10 +80,11 @@ def require(patterns: Sequence[str], names: Collection[str], option: str) -> Non
 
 
 class Finding(NamedTuple):
-    """The result of one comparison: who is compared with whom, and where."""
+    """The result of one comparison: who is compared with whom, and where. `names` are of the implementations."""
 
     subject: str
     words: str
+    names: tuple[str, ...] = ()
 
 
 def finding(rows: Rows, quantity: Quantity, axis: str | None) -> Finding:
@@ -112,7 +120,7 @@ def finding(rows: Rows, quantity: Quantity, axis: str | None) -> Finding:
                 pairs.append((ours, kind[0]))
     for ours, peer in (*alike, *apart)[:1]:
         name = "mLSTM" if ours.family == "mlstm" else ours.title
-        return Finding(name, _ratio(ours, peer, quantity, axis))
+        return Finding(name, _ratio(ours, peer, quantity, axis), (ours.implementation, peer.implementation))
     return Finding("mLSTM" if (rows["family"] == "mlstm").any() else quantity.name, "")
 
 

@@ -29,7 +29,7 @@ WIDTH = 85 / 25.4  # inches
 DPI = 360  # 1,200 pixels across
 EDGE = 0.05  # inches around the figure
 TITLE, TEXT, SMALL = 7.5, 6.5, 6.0  # points
-TITLE_LETTERS, SETTING_LETTERS, PANEL_LETTERS, NAME_LETTERS, KEY_LETTERS = 50, 68, 60, 20, 60  # of a line
+TITLE_LETTERS, SETTING_LETTERS, PANEL_LETTERS, NAME_LETTERS, KEY_LETTERS = 50, 68, 58, 20, 60  # of a line
 LEGEND_LETTERS = 52  # of all entries of the legend, where they share a row
 STYLE: dict[Any, Any] = {
     "font.family": "DejaVu Sans",

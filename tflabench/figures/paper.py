@@ -319,7 +319,7 @@ def fig17(variant: FigureRequest) -> Figure:
         items.append(Curve(f"fused, {short(home)}", steps, walks, FUSED, "theory"))
     items += [line.curve(line.sizes, line.ms) for line in measured]
     best = Tradeoff(sweep.problem, gate, home.ceilings).runtime_optimal
-    statement = f"{short(home)} is fastest at L = {best:.0f}"
+    statement = f"{short(home)} takes the least time at L\u00a0=\u00a0{best:.0f}"
     keys = [Key("least, at the L beside", LEAST, "hollow")]
     if measured:
         chunkwise = [line for line in measured if line.chunkwise]
