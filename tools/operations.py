@@ -212,7 +212,7 @@ def figure(measured: Comparisons) -> Figure:
         names, values, words, colours = zip(*bars[:-1], strict=True)
         axis = labels(names)
         axis = replace(axis, ticks=[tick for tick in axis.ticks if tick[1]])
-        scale = linear("ms", 0.0, 1.5 * max(value for value in values if value > 0))
+        scale = linear("ms", 0.0, 1.4 * max(value for value in values if value > 0))
         panels.append(Panel(PASS_TITLES[pass_], scale, axis, (Bars(names, values, words, colours),)))
     return Figure(
         stem="operations",
