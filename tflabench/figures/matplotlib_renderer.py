@@ -28,7 +28,7 @@ from tflabench.figures.model import Axis, Bars, Circle, Cross, Curve, Figure, He
 WIDTH = 85 / 25.4  # inches
 DPI = 360  # 1,200 pixels across
 EDGE = 0.05  # inches around the figure
-TITLE, TEXT, SMALL = 7.5, 6.5, 6.0  # points
+TITLE, TEXT, SMALL, LINE = 7.5, 6.5, 6.0, 7.0  # points
 TITLE_LETTERS, SETTING_LETTERS, PANEL_LETTERS, NAME_LETTERS, KEY_LETTERS = 50, 68, 58, 20, 60  # of a line
 LEGEND_LETTERS = 52  # of all entries of the legend, where they share a row
 STYLE: dict[Any, Any] = {
@@ -124,7 +124,7 @@ def _panel(ax: Axes, panel: Panel, label_x: bool, letters: int) -> None:
         DRAWN[type(item)](ax, item)
     if panel.empty:
         ax.text(0.5, 0.5, panel.empty, transform=ax.transAxes, ha="center", va="center", color="0.35")
-    ax.set_title(fill(panel.title, letters), loc="left", pad=10 if _names_above(ax, panel) else 3)
+    ax.set_title(fill(panel.title, letters), loc="left", pad=3 + LINE * _names_above(ax, panel))
     _names_beside(ax, panel)
 
 
@@ -232,14 +232,16 @@ def _names_beside(ax: Axes, panel: Panel) -> None:
         )
 
 
-def _names_above(ax: Axes, panel: Panel) -> bool:
-    """Write the names of upright rules above a panel, the outer ones outwards; return whether there are any."""
+def _names_above(ax: Axes, panel: Panel) -> int:
+    """Write the names of upright rules above a panel, the outer ones outwards; return in how many lines."""
     named = [item for item in panel.items if isinstance(item, Rule) and item.side == "x" and item.label]
     sides = ["center"] if len(named) == 1 else ["right", *["center"] * (len(named) - 2), "left"][: len(named)]
-    style: dict[str, Any] = {"transform": ax.get_xaxis_transform(), "fontsize": SMALL, "va": "bottom"}
-    for rule, side in zip(sorted(named, key=lambda rule: rule.value), sides, strict=True):
-        ax.text(rule.value, 1.02, rule.label, color=_readable(rule.ink.colour), ha=side, **style)
-    return bool(named)
+    lines = 1 + (len(named) > 3)  # by turns, as neighbours would meet
+    style: dict[str, Any] = {"textcoords": "offset points", "fontsize": SMALL, "va": "bottom"}
+    for n, (rule, side) in enumerate(zip(sorted(named, key=lambda rule: rule.value), sides, strict=True)):
+        at, above = (rule.value, 1), (0, 2 + LINE * (n % lines))
+        ax.annotate(rule.label, at, above, ax.get_xaxis_transform(), color=_readable(rule.ink.colour), ha=side, **style)
+    return lines * bool(named)
 
 
 def _sample(ink: Ink, kind: str = "line") -> Line2D:
