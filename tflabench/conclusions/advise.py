@@ -53,7 +53,7 @@ class Demand:
         if self.layers < 1:
             raise InputError(f"layers is {self.layers}: it must be at least 1")
         if self.tokens is not None and (self.tokens < p.seq_len or self.tokens % p.seq_len):
-            raise InputError(f"tokens is {self.tokens}: it must be a multiple of seq_len, which is {p.seq_len}")
+            raise InputError(f"tokens is {self.tokens}: it must be a positive multiple of seq_len, {p.seq_len}")
 
     @property
     def sequences(self) -> int:
