@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from delta_cases import Case, computed, distance, draw, expected, failures
+from delta_cases import Case, computed, distance, distances_of_documents, draw, expected, failures
 
 from tflabench import ops
 
@@ -16,10 +16,11 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 Kda = partial(Case, channels=True)
 GATES = ("usual", "open", "strong", "resets", "closing")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-SHAPES = ((16, 16), (48, 80), (128, 128), (128, 256))
+LENGTHS = (1, 15, 63, 64, 100, 1000, 4096)
+SHAPES = ((16, 16), (48, 80), (64, 64), (96, 192), (128, 128), (128, 256))
 CASES = [
     # Of few steps more heads: the error of one number says nothing.
-    *(Kda(T, *shape, states=True, heads=16 if T < 63 else 1, dtype=dtype) for T in (1, 15, 63, 64, 100, 1000)
+    *(Kda(T, *shape, states=True, heads=16 if T < 63 else 1, dtype=dtype) for T in LENGTHS
       for shape in SHAPES for dtype in DTYPES),
     *(Kda(2048, 128, 128, gates, keys, beta, 128, heads=2, sharing=2, dtype=torch.bfloat16)
       for gates in GATES for keys in ("random", "alike", "repeated") for beta in ("usual", 1.0, 2.0)),
@@ -29,7 +30,7 @@ CASES = [
 
 
 FUSED = [
-    *(Kda(T, *shape, states=True, heads=16 if T < 63 else 4, dtype=torch.bfloat16) for T in (1, 15, 63, 64, 100, 1000)
+    *(Kda(T, *shape, states=True, heads=16 if T < 63 else 4, dtype=torch.bfloat16) for T in LENGTHS
       for shape in SHAPES),
     *(Kda(2048, 128, 128, gates, keys, beta, 2048, heads=2, sharing=2, dtype=torch.bfloat16)
       for gates in GATES for keys in ("random", "alike", "repeated") for beta in ("usual", 1.0, 2.0)),
@@ -49,6 +50,14 @@ def test_fused_forward_and_every_gradient(case: Case) -> None:
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("the fused kernels need Hopper")
     assert failures(case, "hopper") == []
+
+
+@pytest.mark.parametrize("gates", ["usual", "strong"])
+@pytest.mark.parametrize("implementation", ["auto", "tfla"])
+def test_documents_with_states(implementation: str, gates: str) -> None:
+    bounds = (0, 7, 1000, 1000, 1064, 1500, *range(1600, 4100, 100))
+    errors = distances_of_documents(gates, torch.bfloat16, bounds, implementation, channels=True)
+    assert max(errors) < 1.5e-2
 
 
 @pytest.mark.parametrize("implementation", ["auto", "tfla"])

@@ -156,10 +156,11 @@ def failures(case: Case, implementation: str = "tfla") -> list[str]:
 
 
 def distances_of_documents(
-    gates: str, dtype: torch.dtype, bounds: tuple[int, ...], implementation: str, chunk_size: int = 64
-) -> list[float]:
+    gates: str, dtype: torch.dtype, bounds: tuple[int, ...], implementation: str, chunk_size: int = 64,
+    channels: bool = False,
+) -> list[float]:  # fmt: skip
     """The errors of o, the last states and all gradients of documents between bounds, two heads of v for one of q."""
-    inputs, _ = draw(Case(bounds[-1], 16, 32, gates, heads=1, sharing=2, dtype=dtype))
+    inputs, _ = draw(Case(bounds[-1], 16, 32, gates, heads=1, sharing=2, dtype=dtype, channels=channels))
     inputs["S"] = torch.randn(len(bounds) - 1, 2, 16, 32, device=DEVICE)
 
     def of(implementation: str, leaves: dict[str, Any]) -> list[Tensor]:
