@@ -39,11 +39,21 @@ def build(problem: Problem, device: torch.device) -> Case:
 def cost(problem: Problem) -> Cost:
     """Return what a call computes and moves: forward keeps states on chip, but writes q, k and inverses and reads them.
 
-    q and k are read and written to be normalized, and k is read once more, for the inverses.
+    q and k are read and written to be normalized, and k is read once more, for the inverses. Backward is a kernel that
+    writes states anew, one that makes all gradients of them, dq and dk for each head of v, what sums those over the
+    heads that share q and k, and the backward pass of the norm.
     """
-    counted = fla_ops.cost_of_serving(OP, problem)
-    a_step = 5 * problem.d_qk / problem.group + 2 * fla_ops.CHUNK_SIZE
-    return Cost(counted.flops, counted.bytes + problem.tokens * problem.heads * a_step * problem.element_bytes)
+    forward = fla_ops.cost_of_serving(OP, problem.with_(pass_="fw"))
+    qk, inverse = problem.d_qk / problem.group, fla_ops.CHUNK_SIZE  # columns of a step
+    columns, gates = 5 * qk + 2 * inverse, 0
+    if problem.pass_ == "fwbw":
+        states = problem.d_qk * problem.d_hv / fla_ops.CHUNK_SIZE
+        columns += qk + problem.d_hv + inverse + states
+        columns += 2 * qk + 2 * problem.d_hv + inverse + states + 2 * problem.d_qk + problem.d_hv
+        columns += 2 * (problem.d_qk + qk) * (problem.group > 1) + 6 * qk
+        gates = 8 * 4  # float32: g and beta twice; dg, its sums and dbeta
+    a_step = columns * problem.element_bytes + gates
+    return Cost(fla_ops.cost(OP, problem).flops, forward.bytes + problem.tokens * problem.heads * a_step)
 
 
 IMPLEMENTATIONS = (
