@@ -19,8 +19,8 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LENGTHS = (1, 15, 63, 64, 100, 1000, 4096)
 SHAPES = ((16, 16), (48, 80), (64, 64), (96, 192), (128, 128), (128, 256))
 CASES = [
-    # Of few steps more heads: the error of one number says nothing.
-    *(Kda(T, *shape, states=True, heads=16 if T < 63 else 1, dtype=dtype) for T in LENGTHS
+    # Of few steps more heads: dbeta has a number a step and head, and the error of few says nothing.
+    *(Kda(T, *shape, states=True, heads=max(1, 256 // T), dtype=dtype) for T in LENGTHS
       for shape in SHAPES for dtype in DTYPES),
     *(Kda(2048, 128, 128, gates, keys, beta, 128, heads=2, sharing=2, dtype=torch.bfloat16)
       for gates in GATES for keys in ("random", "alike", "repeated") for beta in ("usual", 1.0, 2.0)),
@@ -30,7 +30,7 @@ CASES = [
 
 
 FUSED = [
-    *(Kda(T, *shape, states=True, heads=16 if T < 63 else 4, dtype=torch.bfloat16) for T in LENGTHS
+    *(Kda(T, *shape, states=True, heads=max(4, 256 // T), dtype=torch.bfloat16) for T in LENGTHS
       for shape in SHAPES),
     *(Kda(2048, 128, 128, gates, keys, beta, 2048, heads=2, sharing=2, dtype=torch.bfloat16)
       for gates in GATES for keys in ("random", "alike", "repeated") for beta in ("usual", 1.0, 2.0)),
