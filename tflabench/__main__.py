@@ -64,11 +64,7 @@ def _leave(*_: object) -> None:
 
 
 def _close_stdout() -> None:
-    """Write what is still to be written, and say in one line that it cannot be, where Python would print a traceback.
-
-    Raises:
-        SystemExit: stdout does not take it: with code 1, or 141 and no line where its pipe is closed.
-    """
+    """Write what is still to be written; where stdout does not take it exit with 1 and a line, or with CLOSED_PIPE."""
     from tflabench.cli.common.app import CLOSED_PIPE
     from tflabench.cli.common.console import drop_stdout
 

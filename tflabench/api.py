@@ -405,7 +405,7 @@ def advise(  # noqa: PLR0913  public
     memory = chip.memory_bytes if memory_budget is None else parse_bytes("memory_budget", memory_budget)
     demand = advising.Demand(problem, layers, tokens, memory)
     pattern = None if impl is None else ",".join(_listed(impl))
-    advice = advising.advice(demand, chip, advising.checked_gates(_listed(gate)), pattern)
+    advice = advising.advice(demand, chip, _listed(gate), pattern)
     advice.require_fit()
     return pd.DataFrame([advice.row(choice) for choice in advice.ranked])
 
@@ -470,11 +470,7 @@ def _check_text(name: str, value: object) -> None:
 
 
 def _listed(words: str | Sequence[str]) -> list[str]:
-    """Return the parts of a comma-separated string, or of several of them.
-
-    Raises:
-        InputError: it is neither.
-    """
+    """Return the parts of a comma-separated string, or of several of them; InputError where it is neither."""
     from tflabench.implementations.registry import split
 
     several: Any = [words] if isinstance(words, str) else words
@@ -484,11 +480,7 @@ def _listed(words: str | Sequence[str]) -> list[str]:
 
 
 def _parsed(axes: Mapping[str, AxisValues]) -> dict[str, Values]:
-    """Return axes as points are selected by.
-
-    Raises:
-        InputError: an unknown axis, or values that it does not take.
-    """
+    """Return axes as points are selected by; InputError for one that is unknown, or values that it does not take."""
     from tflabench.selection.axes import parse_values
 
     return {name.removesuffix("_"): parse_values(name.removesuffix("_"), _text(x)) for name, x in axes.items()}

@@ -17,7 +17,7 @@ from tflabench.rows.labels import PASS_TITLES, place
 if TYPE_CHECKING:
     from tflabench.bench import sweep
     from tflabench.bench.devices import Fleet
-    from tflabench.bench.events import Activity, Task, Work
+    from tflabench.bench.events import Task, Work
     from tflabench.bench.protocol import Protocol
     from tflabench.rows.schema import Row
     from tflabench.selection.points import Point
@@ -112,7 +112,10 @@ class ProgressPrinter(Listener):
                 yield f"{where}: {works[0] if works else 'starting'}"
             else:
                 yield from works
-                yield from _compiling(activity)
+                points = activity.compiling[:MOST_COMPILING]
+                more = len(activity.compiling) - len(points)
+                if points:
+                    yield f"compiling {', '.join(map(_label, points))}" + (f" and {more} more" if more else "")
 
 
 def _work(work: Work, comparisons: int, protocol: Protocol) -> str:
@@ -127,11 +130,3 @@ def _work(work: Work, comparisons: int, protocol: Protocol) -> str:
 def _label(point: Point) -> str:
     chunk = point.problem.chunk_size
     return point.implementation.name + (f" (L={chunk})" if chunk else "")
-
-
-def _compiling(activity: Activity) -> Iterator[str]:
-    if activity.compiling:
-        points = activity.compiling[:MOST_COMPILING]
-        names = ", ".join(map(_label, points))
-        more = len(activity.compiling) - len(points)
-        yield f"compiling {names}" + (f" and {more} more" if more else "")

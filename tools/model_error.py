@@ -137,7 +137,8 @@ def errors_by_gpu(judged: Iterable[JudgedRow]) -> list[ModelError]:
         for row in part:
             groups.setdefault(row.group, []).append(row.error)
         rule = [(row, other) for row in part for other in by_point[row.point] if other.gpu.name != gpu]
-        by_rule = median_size(by_bandwidth(row, other) for row, other in rule)
+        moved = [other.chip.ceilings.bytes_per_s / row.chip.ceilings.bytes_per_s for row, other in rule]
+        by_rule = median_size(b.measured * times / a.measured - 1 for (a, b), times in zip(rule, moved, strict=True))
         errors.append(
             ModelError(
                 gpu, algorithm, len(part), round(middle, 4), round(worst, 4), gpu != FITTED_GPU, len(groups),
@@ -152,12 +153,6 @@ def median_size(errors: Iterable[float]) -> float | None:
     """Return the median of absolute errors, rounded; None of none."""
     sizes = [abs(error) for error in errors]
     return round(median(sizes), 4) if sizes else None
-
-
-def by_bandwidth(row: JudgedRow, other: JudgedRow) -> float:
-    """Return the error of the time that another GPU took for a point, times the ratio of their bandwidths."""
-    ratio = other.chip.ceilings.bytes_per_s / row.chip.ceilings.bytes_per_s
-    return other.measured * ratio / row.measured - 1
 
 
 class RoundTripFit:

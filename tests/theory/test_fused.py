@@ -11,6 +11,7 @@ from tflabench.kernels.common.contract import Arguments, KernelOptions
 from tflabench.kernels.common.sizes import Device, Sizes, in_steps
 from tflabench.kernels.scalar.plan import hopper as plans
 from tflabench.kernels.scalar.plan.hopper import Kernel, TileGradients, Walk
+from tflabench.kernels.scalar.plan.hopper_segments import Segments
 from tflabench.kernels.scalar.plan.hopper_shapes import TILE, WalkShape
 from tflabench.problem import Problem
 from tflabench.theory import fused, walk_counts
@@ -449,7 +450,7 @@ def test_segments_but_for_the_last_cost_a_second_read_of_k_and_v_and_all_cost_st
     ("steps", "chunk_size", "count"), [(4096, 4096, 1), (4096, 1024, 4), (100, 64, 2), (4097, 2048, 3)]
 )
 def test_segments_are_whole_tiles(steps, chunk_size, count):
-    assert fused.segments(FIG_4.with_(seq_len=steps), chunk_size) == count
+    assert Segments.of(steps, chunk_size).count == count
 
 
 def test_a_wide_state_is_one_of_several_programs():

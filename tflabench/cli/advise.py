@@ -67,12 +67,11 @@ def advise(  # noqa: PLR0913  options
 
     if tokens is not None and batch is not None:
         raise InputError(f"batch is {batch} and tokens {tokens}: give one of them, --tokens chooses the batch")
-    gates = advising.checked_gates(options.words(gate))
     size = 8 if batch is None else batch
     problem = Problem(size, heads, seq_len, d_qk, d_hv, dtype=dtype, pass_=pass_)  # type: ignore[arg-type]
     chip = chosen_gpu(gpu, dtype)
     demand = advising.Demand(problem, layers, tokens, memory_budget or chip.memory_bytes)
-    advice = advising.advice(demand, chip, gates, ",".join(impl) if impl else None)
+    advice = advising.advice(demand, chip, options.words(gate), ",".join(impl) if impl else None)
     advice.require_fit()
     document = _document(advice)
     emit(document, _text(advice, document), as_json)

@@ -110,14 +110,22 @@ def _text(judgement: Judgement, title: str) -> Iterator[RenderableType]:
     """Yield a line a point, then counts and the mean."""
     from rich.text import Text
 
+    from tflabench.rows.labels import heads, label, size
+
+    def time(row: Row) -> str:
+        return f"{row.ms_median:.4g} ms" if row.ms_median is not None else row.status
+
+    def sizes(match: Match) -> str:
+        return size(match.a) + (f" and {heads(match.b)}" if heads(match.a) != heads(match.b) else "")
+
     yield Text(title, style="italic")
     columns = [
         TableColumn("pass", lambda match: match.a.pass_, drop=2),
-        TableColumn("size", _size, enough=24),
+        TableColumn("size", sizes, enough=24),
         TableColumn("dtype", lambda match: match.a.dtype, drop=3),
-        TableColumn("implementation", _labels, enough=24),
-        TableColumn("A", lambda match: _time(match.a), ">", 1),
-        TableColumn("B", lambda match: _time(match.b), ">", 1),
+        TableColumn("implementation", lambda pair: " | ".join({label(pair.a): 0, label(pair.b): 0}), enough=24),
+        TableColumn("A", lambda match: time(match.a), ">", 1),
+        TableColumn("B", lambda match: time(match.b), ">", 1),
         TableColumn("B / A", lambda match: match.ratio, ".3f"),
         TableColumn("memory", lambda match: match.memory_ratio, ".2f", 4),
         TableColumn("verdict", lambda match: f"{match.verdict}{' !' if match.regressed else ''}", "<"),
@@ -135,24 +143,6 @@ def _text(judgement: Judgement, title: str) -> Iterator[RenderableType]:
     for side, rows in (("A", judgement.only_a), ("B", judgement.only_b)):
         if rows:
             yield f"{len(rows)} points only in {side}, among them {rows[0].point}"
-
-
-def _size(match: Match) -> str:
-    """Return the size of a pair, with the heads of both where they differ."""
-    from tflabench.rows.labels import heads, size
-
-    return size(match.a) + (f" and {heads(match.b)}" if heads(match.a) != heads(match.b) else "")
-
-
-def _labels(match: Match) -> str:
-    """Return the implementation of a pair, or both."""
-    from tflabench.rows.labels import label
-
-    return " | ".join(dict.fromkeys((label(match.a), label(match.b))))
-
-
-def _time(row: Row) -> str:
-    return f"{row.ms_median:.4g} ms" if row.ms_median is not None else row.status
 
 
 def _as_json(judgement: Judgement) -> dict[str, Any]:

@@ -96,11 +96,7 @@ def model(  # noqa: PLR0913  options
 
 
 def _chosen(file: str, devices: Devices, models: Sequence[str] | None, kernels: str | None, form: Form) -> list[str]:
-    """Return the names of the models of a preset, on the kernels and in the form that are asked for.
-
-    Raises:
-        InputError: the preset has none, or there is no such model or set of kernels.
-    """
+    """Return the models of a preset, on the kernels and in the form that are asked for; InputError if there is none."""
     from tflabench.baselines.architectures import ARCHITECTURES
     from tflabench.baselines.models import IMPLEMENTATIONS, OWNERS
     from tflabench.implementations.registry import nearest

@@ -76,11 +76,7 @@ def reproduce(
 def _parts(
     wanted: Sequence[PaperFigure], matched_heads: bool, patterns: Sequence[str] | None, axis: Sequence[str]
 ) -> dict[PaperFigure, list[Point]]:
-    """Return the points of each figure that has any; print which have none.
-
-    Raises:
-        InputError: none has any.
-    """
+    """Return the points of each figure that has any; print which have none, InputError if that is all."""
     from tflabench.figures import reproduce as paper
     from tflabench.selection.axes import parse_overrides
 
@@ -129,9 +125,6 @@ def _draw(
     Args:
         root: the folder above all results.
         out: the folder for figures; None for one in the folder of the rows.
-
-    Raises:
-        InputError: none can be drawn.
     """
     from tflabench.figures import reproduce as paper
 

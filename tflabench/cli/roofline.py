@@ -43,9 +43,12 @@ def roofline(  # noqa: PLR0913  options
     """Draw the arithmetic intensity of chunk sizes under the rooflines of GPUs. `plot` draws measured points."""
     from tflabench.figures.files import write_figures
     from tflabench.figures.roofline import of_chunk_sizes, of_gpus
+    from tflabench.selection.axes import parse_values
 
     chips = [chosen_gpu(name, dtype) for name in options.words(gpu)]
-    sizes = _sizes(chunk_size)
+    sizes = [size for size in parse_values("chunk_size", chunk_size) if isinstance(size, int)]
+    if not sizes:
+        raise InputError(f"chunk_size is {chunk_size!r}: it must name chunk sizes such as 64,128 or 16:4096:x4")
     problem = Problem(1, 1, max(sizes), d_qk, d_hv, dtype=dtype, pass_=pass_)  # type: ignore[arg-type]
     drawn = of_chunk_sizes(
         chips, sizes, problem, gate, causal_factor=causal_factor, state_dtype=state_dtype, counts=counts
@@ -59,20 +62,6 @@ def roofline(  # noqa: PLR0913  options
         "points": drawn.points,
     }
     emit(document, _text(drawn), as_json)
-
-
-def _sizes(text: str) -> list[int]:
-    """Return the chunk sizes of --chunk-size.
-
-    Raises:
-        InputError: it names none.
-    """
-    from tflabench.selection.axes import parse_values
-
-    sizes = [size for size in parse_values("chunk_size", text) if isinstance(size, int)]
-    if not sizes:
-        raise InputError(f"chunk_size is {text!r}: it must name chunk sizes such as 64,128 or 16:4096:x4")
-    return sizes
 
 
 def _text(drawn: Roofline) -> Iterator[RenderableType]:

@@ -80,11 +80,7 @@ def time(
 
 
 def _axes(shape: str, dtype: str, pass_: str) -> dict[str, Values]:
-    """Return the axes of one shape.
-
-    Raises:
-        InputError: not five sizes, or one that is no size.
-    """
+    """Return the axes of one shape; InputError if it is not five sizes."""
     sizes = [size.strip() for size in shape.split(",")]
     if len(sizes) != len(SIZES):
         raise InputError(f"--shape is {shape!r}: it must be {','.join(SIZES)}, such as 16,16,4096,128,256")

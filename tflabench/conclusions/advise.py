@@ -17,6 +17,7 @@ from typing import Any
 from tflabench.implementations import registry
 from tflabench.implementations.adapter import Implementation
 from tflabench.kernels.scalar.plan import hopper
+from tflabench.kernels.scalar.plan.hopper_segments import Segments
 from tflabench.problem import InputError, Problem, size_in_words
 from tflabench.theory import cost, fused, held_out, launches
 from tflabench.theory.calibrated import Source, predict
@@ -265,17 +266,6 @@ class Advice:
         return held_out.held_out_error(modelled.algorithm, self.gpu)
 
 
-def checked_gates(gates: Sequence[str]) -> list[str]:
-    """Return the names of gates and other linear RNNs, if implementations compute them.
-
-    Raises:
-        InputError: none computes one of them.
-    """
-    if wrong := [gate for gate in gates if gate not in computed()]:
-        raise InputError(f"gate is {wrong[0]!r}: it must be any of {', '.join(computed())}, comma-separated")
-    return [*gates]
-
-
 def computed() -> tuple[str, ...]:
     """Return what advice may be asked for: gates of the mLSTM, and operations of other families."""
     chunkwise = (impl for impl in registry.ours_and_plugged() if impl.chunked)
@@ -290,8 +280,10 @@ def advice(demand: Demand, gpu: Gpu, gates: Sequence[str], pattern: str | None =
         pattern: shell pattern of implementations, of libraries too; default: the bundled kernels, and those plugged in.
 
     Raises:
-        InputError: no kernel can run, with the first reason.
+        InputError: no implementation computes one of `gates`, or no kernel can run, with the first reason.
     """
+    if wrong := [gate for gate in gates if gate not in computed()]:
+        raise InputError(f"gate is {wrong[0]!r}: it must be any of {', '.join(computed())}, comma-separated")
     candidates: list[Candidate] = []
     refused: list[Refused] = []
     plugged = registry.plugged()
@@ -351,7 +343,7 @@ def kernel_of_ours(problem: Problem, gate: str, gpu: Gpu, usual: int) -> dict[st
             size = best if predicted[best].source == "calibrated model" else size
         elif impl.modelled and not impl.refusal_on(problem, gpu):
             size = fused.chosen_chunk_size(problem, Modelled("fused", gate), gpu)
-            segments = fused.segments(problem, size)
+            segments = Segments.of(problem.seq_len, size).count
         refusal = impl.refusal_on(problem.with_(chunk_size=size), gpu)
         if refusal is None:
             return {"implementation": impl.name, "chunk_size": size, "segments": segments, "refused": None}

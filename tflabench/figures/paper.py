@@ -119,7 +119,12 @@ class MeasuredSweep:
         table = table[(table["status"] == "ok") & (table["pass"] == pass_) & table["chunk_size"].notna() & counted]
         if table.empty:
             return cls(problem, given=True)
-        part = max((part for _, part in table.groupby(["device", *SIZE, "dtype"])), key=_richness)
+
+        def rank(part: Rows) -> tuple[int, bool, float]:
+            of_the_paper = all(part[column].iloc[0] == getattr(PAPER, column) for column in SIZE)
+            return part["chunk_size"].nunique(), of_the_paper, part["ms_median"].sum()
+
+        part = max((part for _, part in table.groupby(["device", *SIZE, "dtype"])), key=rank)
         part = part.sort_values("started_at").drop_duplicates(["implementation", "chunk_size"], keep="last")
         first = part.iloc[0]
         problem = Problem(*(int(first[column]) for column in SIZE), dtype=first["dtype"], pass_=pass_)
@@ -164,12 +169,6 @@ def _counts(name: str, gate: Gate) -> bool:
         return False
     counted = bool(impl.modelled) if cost.GATES[gate].modelled else impl.chunked
     return impl.computes == gate and counted
-
-
-def _richness(part: Rows) -> tuple[int, bool, float]:
-    """Rank the rows of one device and problem: chunk sizes, then the paper's problem, then time."""
-    of_the_paper = all(part[column].iloc[0] == getattr(PAPER, column) for column in SIZE)
-    return part["chunk_size"].nunique(), of_the_paper, part["ms_median"].sum()
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import inspect
 import sys
 from collections.abc import Callable
 from importlib import metadata
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import Any, NamedTuple, Self
 
 from tflabench.kernels.common.operators import constant_to_compilers
@@ -66,9 +66,7 @@ class Installed:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self in _installed:
             self.uninstall()
 
@@ -215,11 +213,7 @@ def stand_in(
 
 
 def _by_name(signature: inspect.Signature, args: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
-    """Return arguments by name, whether they were given by place or by name, with those of a `**` among them.
-
-    Raises:
-        TypeError: there is no such parameter, or an argument is missing.
-    """
+    """Return arguments by name, whether they were given by place or by name, with those of a `**` among them."""
     given = signature.bind(*args, **named).arguments
     for parameter in signature.parameters.values():
         if parameter.kind is inspect.Parameter.VAR_KEYWORD:
@@ -245,15 +239,11 @@ def _value(place: Any, key: str) -> Any:
 
 
 def _put(place: Any, key: str, value: Any) -> None:
-    if isinstance(place, dict):
-        if value is MISSING:
-            del place[key]
-        else:
-            place[key] = value
-    elif value is MISSING:
-        delattr(place, key)
+    delete, put = (dict.__delitem__, dict.__setitem__) if isinstance(place, dict) else (delattr, setattr)
+    if value is MISSING:
+        delete(place, key)
     else:
-        setattr(place, key, value)
+        put(place, key, value)
 
 
 def _by_whom(handle: Installed, replacement: Replacement) -> str:

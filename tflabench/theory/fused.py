@@ -15,7 +15,6 @@ from collections.abc import Mapping
 from tflabench.kernels.common.sizes import USUAL, Device, in_steps
 from tflabench.kernels.scalar.plan import hopper as plans
 from tflabench.kernels.scalar.plan.hopper import Kernel, StatePass, TileGradients, Walk
-from tflabench.kernels.scalar.plan.hopper_segments import Segments
 from tflabench.kernels.scalar.plan.hopper_shapes import TILE, WIDTH, held
 from tflabench.problem import InputError, Problem
 from tflabench.theory import walk_counts
@@ -40,11 +39,6 @@ def launched(plan: Planned) -> tuple[Kernel, ...]:
     """Return the kernels of `planned`: h, of all segments but a concurrent first one, and those of backward."""
     forward, backward = plan
     return forward.h, *(backward.kernels if backward else ())
-
-
-def segments(problem: Problem, chunk_size: int) -> int:
-    """T/L, each a multiple of a tile; 1 where the chunk holds the sequence."""
-    return Segments.of(problem.seq_len, chunk_size).count
 
 
 def cost(problem: Problem, kernel: Modelled, chunk_size: int) -> Cost:

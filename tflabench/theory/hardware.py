@@ -269,11 +269,7 @@ def ceilings_file() -> Path:
 
 
 def _stored() -> dict[str, dict[str, dict]]:
-    """Return what `ceilings_file` holds by device and dtype; nothing where there is no such file.
-
-    Raises:
-        InputError: `store_ceilings` did not write it.
-    """
+    """Return what `store_ceilings` has written by device and dtype, if anything; InputError for what it did not."""
     path = ceilings_file()
     if not path.exists():
         return {}

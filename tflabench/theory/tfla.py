@@ -30,12 +30,6 @@ from tflabench.theory.constants import (
 from tflabench.theory.cost import GATES, Gate, state_elements
 from tflabench.theory.launches import Launch, Modelled, sizes
 
-
-def tiling(plan: Plan, name: str) -> Tiles:
-    """Return the tiles of a launch of the bundled parallel kernel: "h", "dq", "dk" or "dv"."""
-    return getattr(plan, name).tiles
-
-
 # mlstm_kernels' xl_chunk kernels load tile by tile without asynchronous copies (paper, App. G.1).
 UNPIPELINED = Tiles(NXAI_STEPS, NXAI_STEPS, NXAI_INNER, NXAI_OUTER, warps=4, stages=1, narrow=NXAI_INNER)
 
@@ -101,14 +95,10 @@ class _Call:
         return self.heads * self.problem.seq_len
 
     @property
-    def chunks(self) -> int:
-        return math.ceil(self.problem.seq_len / self.chunk_size)
-
-    @property
     def states(self) -> float:
         """Bytes of all chunk states."""
-        p = self.problem
-        return self.heads * self.chunks * state_elements(self.gate, p.d_qk, p.d_hv) * self.state_bytes
+        p, chunks = self.problem, math.ceil(self.problem.seq_len / self.chunk_size)
+        return self.heads * chunks * state_elements(self.gate, p.d_qk, p.d_hv) * self.state_bytes
 
     def small(self, name: str, step_bytes: float) -> Launch:
         """Return a kernel over the gates alone: bytes and a launch."""
@@ -153,7 +143,7 @@ class _Call:
         """Return the parallel kernel in one of its roles; `again`: an earlier one has computed the same scores."""
         p, steps = self.problem, self.steps
         L = min(self.chunk_size, p.seq_len)
-        tiles = self.tiles or tiling(self.plan, name.lower())
+        tiles: Tiles = self.tiles or getattr(self.plan, name.lower()).tiles
         rows, cols, outer = min(tiles.rows, L), min(tiles.cols, L), min(tiles.outer, d_out)
         blocks = math.ceil(d_out / outer)
         needed, computed = L / 2, (L + rows) / 2  # steps of the other side that a row meets, on average

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 
 ROWS = "A results folder or a folder above several: all rows in it and below are read."
-_FOLDER = "Write into this folder, which is made where it is missing."
 
 Results = Annotated[Path, typer.Argument(metavar="DIR", help=ROWS)]
 Overlay = Annotated[
@@ -55,18 +54,14 @@ def out_folder(otherwise: str | None = None) -> Any:
     return typer.Option(
         "--out",
         metavar="DIR",
-        help=_FOLDER,
+        help="Write into this folder, which is made where it is missing.",
         show_default=otherwise or True,  # type: ignore[arg-type]
         rich_help_panel=OUTPUT,
     )
 
 
 def _file_to_write(out: Path, name: str) -> Path:
-    """Return the file that --out means, `name` in it where it is a folder; its folder is made.
-
-    Raises:
-        InputError: its suffix is that of another kind of file than `name`, or the folder cannot be made.
-    """
+    """Return the file that --out means, `name` in it where it is a folder, which is made; InputError if it cannot."""
     from tflabench.figures.files import FORMATS
 
     path, suffix = (out / name if out.is_dir() else out), Path(name).suffix

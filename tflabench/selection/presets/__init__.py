@@ -120,11 +120,7 @@ def _of_file(path: Path) -> Preset:
 
 
 def _of_shapes(name: str, text: str) -> Preset:
-    """Return the preset of a CSV file, a shape a line.
-
-    Raises:
-        InputError: a line that is no shape, by its number, or no shapes.
-    """
+    """Return the preset of a CSV file, a shape a line; InputError names the line that is none."""
     reader = csv.DictReader(text.splitlines(), restval=None, skipinitialspace=True, strict=True)
     groups: list[Group] = []
     for cells in reader:
@@ -147,11 +143,7 @@ def _of_shapes(name: str, text: str) -> Preset:
 
 
 def _preset(name: str, table: Mapping[str, Any]) -> Preset:
-    """Return the preset that a table describes.
-
-    Raises:
-        InputError: something is missing, unknown, or of another type.
-    """
+    """Return the preset that a table describes; InputError where something is missing, unknown, or of another type."""
     if unknown := [field for field in table if field not in PresetFile.model_fields]:
         hint = registry.nearest(unknown[0], PresetFile.model_fields)
         raise InputError(f"it has an unknown field {unknown[0]!r}; {hint}")
