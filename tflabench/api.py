@@ -435,7 +435,7 @@ def roofline(
     """
     from tflabench.bench.machine import chosen_gpu
     from tflabench.figures.matplotlib_renderer import draw
-    from tflabench.figures.roofline import of_chunk_sizes, of_gpus
+    from tflabench.figures.roofline import of_chunk_sizes
     from tflabench.problem import Problem
 
     gpus = [chosen_gpu(name, dtype) for name in _listed(gpu)]
@@ -443,8 +443,7 @@ def roofline(
     if not (gpus and sizes):
         raise InputError(f"gpu is {gpu!r} and chunk_size {chunk_size!r}: they must name one of each at least")
     problem = Problem(1, 1, max(sizes), d_qk, d_hv, dtype=dtype, pass_=pass_)
-    drawn = of_chunk_sizes(gpus, sizes, problem, gate, state_dtype=state_dtype)
-    return draw(of_gpus(gpus, drawn.costs, drawn.title))
+    return draw(of_chunk_sizes(gpus, sizes, problem, gate, state_dtype=state_dtype).figure)
 
 
 def _plugged_in(plugin: str | Sequence[str]) -> list[str]:

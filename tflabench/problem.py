@@ -72,10 +72,8 @@ class Problem:
             raise InputError(f"ranks is {self.ranks}: it must divide seq_len, which is {self.seq_len}")
         if self.ranks == 1:
             object.__setattr__(self, "ranks", None)
-        if self.dtype not in DTYPE_BYTES:
-            raise InputError(f"dtype is {self.dtype!r}: it must be one of {', '.join(DTYPE_BYTES)}")
-        if self.pass_ not in PASSES:
-            raise InputError(f"pass is {self.pass_!r}: it must be one of {', '.join(PASSES)}")
+        one_of("dtype", self.dtype, DTYPE_BYTES)
+        one_of("pass", self.pass_, PASSES)
 
     @property
     def tokens(self) -> int:
@@ -107,11 +105,7 @@ class Problem:
 
 
 def one_of(name: str, value: str, allowed: Collection[str]) -> str:
-    """Return `value` if it is one of `allowed`.
-
-    Raises:
-        InputError: it is not, with the nearest allowed value; `name` is what the message calls it.
-    """
+    """Return `value` if it is one of `allowed`, else InputError, which calls it `name` and names the nearest one."""
     if value in allowed:
         return value
     near = difflib.get_close_matches(value, allowed, n=1, cutoff=0.4)
@@ -120,20 +114,12 @@ def one_of(name: str, value: str, allowed: Collection[str]) -> str:
 
 
 def dtype_bytes(name: str, dtype: str) -> int:
-    """Return the bytes of one element of a dtype given as an option.
-
-    Raises:
-        InputError: no such dtype.
-    """
-    return DTYPE_BYTES[one_of(name, dtype, tuple(DTYPE_BYTES))]
+    """Return the bytes of one element of a dtype given as an option."""
+    return DTYPE_BYTES[one_of(name, dtype, DTYPE_BYTES)]
 
 
 def parse_bytes(name: str, text: str) -> int:
-    """Bytes of a size such as "8GiB" or "500MB".
-
-    Raises:
-        InputError: anything else; `name` is what the message calls it.
-    """
+    """Return the bytes of a size such as "8GiB" or "500MB"; InputError, which calls it `name`, for anything else."""
     from pydantic import ByteSize, TypeAdapter, ValidationError
 
     try:

@@ -33,11 +33,7 @@ Outcomes = Mapping[tuple[str, str], Outcome]  # of one claim, by device and kern
 
 
 def markdown(root: Path) -> str:
-    """Return the page about all results at and below `root`, where it lies.
-
-    Raises:
-        InputError: no results, or results that cannot be read.
-    """
+    """Return the page about all results at and below `root`, where it lies."""
     by_claim = _by_claim(root)
     devices = dict.fromkeys(device for outcomes in by_claim.values() for device, _ in outcomes)
     heads = [f"{who}, {device}" for device in devices for who in KERNELS.values()]

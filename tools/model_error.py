@@ -78,11 +78,7 @@ def published(problem: Problem, kernel: Modelled, gpu: Gpu) -> float:
 
 
 def judge(folders: Iterable[Results]) -> tuple[list[JudgedRow], Counter[str]]:
-    """Return the rows that the calibrated model describes, and how many others there are by what they are.
-
-    Raises:
-        InputError: too little is known of the GPU that a row ran on.
-    """
+    """Return the rows that the calibrated model describes, and how many others there are by what they are."""
     judged: list[JudgedRow] = []
     others: Counter[str] = Counter()
     seen: set[tuple[str, int | None, str]] = set()

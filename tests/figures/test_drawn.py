@@ -14,13 +14,13 @@ from matplotlib.text import Text
 from tflabench.figures import gain_maps, paper
 from tflabench.figures.matplotlib_renderer import draw
 from tflabench.figures.model import Bars, Curve, Figure, Rule
-from tflabench.figures.roofline import of_gpus
+from tflabench.figures.roofline import Roofline
 from tflabench.theory.hardware import find
 
 
 def roofline() -> Figure:
     costs = {int(size): tradeoff().cost(int(size)) for size in np.geomspace(16, 8192, 5)}
-    return of_gpus([find("A100"), find("B200")], costs, "mLSTMsig forward: d_qk 256")
+    return Roofline("mLSTMsig forward: d_qk 256", [find("A100"), find("B200")], costs).figure
 
 
 LONG = "xLSTM 1.4B, mlstm_kernels_limit, a layer"

@@ -6,7 +6,7 @@ import pytest
 from figure_cases import tradeoff
 
 from tflabench.figures.model import Curve, Panel, Rule
-from tflabench.figures.roofline import of_gpus
+from tflabench.figures.roofline import Roofline
 from tflabench.theory import hardware
 
 TRADEOFF = tradeoff()
@@ -22,7 +22,7 @@ def rules(panel: Panel) -> dict[str, float]:
 
 def test_theoretical_rooflines_bend_at_the_ridge():
     costs = {size: TRADEOFF.cost(size) for size in (16, 1024)}
-    (panel,) = of_gpus([hardware.find(name) for name in ("H100", "A100")], costs, "a setting").panels
+    (panel,) = Roofline("a setting", [hardware.find(name) for name in ("H100", "A100")], costs).figure.panels
     roofs = curves(panel)
     assert list(roofs) == ["H100: 989 TFLOP/s, 3.35 TB/s", "A100: 312 TFLOP/s, 2.04 TB/s"]
     ridges = [hardware.find(name).ceilings.intensity for name in ("H100", "A100")]

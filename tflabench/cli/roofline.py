@@ -42,7 +42,7 @@ def roofline(  # noqa: PLR0913  options
 ) -> None:
     """Draw the arithmetic intensity of chunk sizes under the rooflines of GPUs. `plot` draws measured points."""
     from tflabench.figures.files import write_figures
-    from tflabench.figures.roofline import of_chunk_sizes, of_gpus
+    from tflabench.figures.roofline import of_chunk_sizes
     from tflabench.selection.axes import parse_values
 
     chips = [chosen_gpu(name, dtype) for name in options.words(gpu)]
@@ -53,7 +53,7 @@ def roofline(  # noqa: PLR0913  options
     drawn = of_chunk_sizes(
         chips, sizes, problem, gate, causal_factor=causal_factor, state_dtype=state_dtype, counts=counts
     )
-    figure = replace(of_gpus(chips, drawn.costs, drawn.title), stem=out.stem)
+    figure = replace(drawn.figure, stem=out.stem)
     write_figures([figure], out.parent, [out.suffix.lstrip(".")])
     print(f"wrote {out}", file=sys.stderr)
     document = {

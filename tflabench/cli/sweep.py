@@ -121,11 +121,7 @@ def has_failed(measured: Measured, impl: Sequence[str] | None, plugin: Sequence[
 
 
 def seconds_to_tune(text: str) -> float | None:
-    """Return the seconds of --tune-seconds; None for "full".
-
-    Raises:
-        InputError: neither a number of seconds nor "full".
-    """
+    """Return the seconds of --tune-seconds, None for "full"; InputError for anything else."""
     if text == FULL:
         return None
     try:

@@ -314,11 +314,7 @@ def sides(a: str, b: str, inside: Path | None, patterns: str) -> tuple[Side, Sid
 
 
 def matched(a: Side, b: Side, inside: Path | None) -> Matching:
-    """Return the pairs of rows of the same point.
-
-    Raises:
-        InputError: there are none.
-    """
+    """Return the pairs of rows of the same point; InputError where there are none."""
     if inside:
         pairs = zip(a.folders, b.folders, strict=True)
         matching = joined([match_implementations(x.rows, y.rows) for x, y in pairs])

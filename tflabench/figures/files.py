@@ -24,11 +24,7 @@ def check_formats(formats: Iterable[str]) -> None:
 
 
 def write_figures(figures: Iterable[Figure], folder: Path, formats: Sequence[str]) -> list[Path]:
-    """Write figures into a folder under their stems in each format, with captions and rows; return the files.
-
-    Raises:
-        InputError: a folder that cannot be made or written into.
-    """
+    """Write figures under their stems in each format, with captions and rows; return the files, or InputError."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         return [path for figure in figures for path in _write(figure, folder / figure.stem, formats)]

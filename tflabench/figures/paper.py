@@ -107,9 +107,6 @@ class MeasuredSweep:
 
         Plain PyTorch is left out: it is not the algorithm that is counted. Of several rows at one chunk size the last
         measured counts.
-
-        Raises:
-            InputError: those rows ran on a device without known ceilings.
         """
         problem = PAPER.with_(pass_=pass_)
         if rows is None:

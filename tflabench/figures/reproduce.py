@@ -79,11 +79,7 @@ def stored(points: Sequence[Point], root: Path, name: str) -> Results | None:
 def draw(figure: PaperFigure, results: Results | None, out: Path, formats: Sequence[str]) -> list[Path]:
     """Write a figure as `out`/fig4.png or fig4-matched.png, ... in each format, with its caption and rows.
 
-    Returns:
-        The files.
-
-    Raises:
-        InputError: no rows where the figure is nothing without them, or a folder that cannot be written.
+    It returns the files. InputError where the figure is nothing without rows, and there are none.
     """
     if results is None and not figure.theory:
         raise InputError(f"{figure.name} shows measurements only, and none of its points is stored")
@@ -92,11 +88,7 @@ def draw(figure: PaperFigure, results: Results | None, out: Path, formats: Seque
 
 
 def find(name: str, matched_heads: bool = False) -> PaperFigure:
-    """Return the figure of this name; with `matched_heads` as "fig4-matched", where it has another preset for these.
-
-    Raises:
-        InputError: no such figure, with the nearest names.
-    """
+    """Return the figure of this name, or InputError; `matched_heads`: as "fig4-matched", where that has a preset."""
     if name not in FIGURES:
         raise InputError(f"no figure is called {name!r}; {nearest(name, [*FIGURES, 'all'])}")
     figure = FIGURES[name]

@@ -18,7 +18,7 @@ from tflabench.figures.looks import BLACK, GREEN, MARKERS, ORANGE, PURPLE, SKY, 
 from tflabench.figures.model import AxisName, Curve, Figure, Ink, Panel, Rule
 from tflabench.figures.quantities import PASSES, RUNTIME, Rows, by_pass
 from tflabench.figures.source import Source
-from tflabench.problem import Problem, dtype_bytes, one_of
+from tflabench.problem import Problem, dtype_bytes
 from tflabench.theory.chunk_size import Tradeoff
 from tflabench.theory.cost import GATES, Cost
 from tflabench.theory.hardware import DATASHEET_DTYPES, Ceilings, Gpu, from_device_name
@@ -92,6 +92,24 @@ class Roofline(NamedTuple):
             for size, cost in self.costs.items()
         ]
 
+    @property
+    def figure(self) -> Figure:
+        """Return the rooflines (eq. 119), and the intensity of each L as an upright line."""
+        sizes = f"L = {min(self.costs)}" + (f" to {max(self.costs)}" if len(self.costs) > 1 else "")
+        intensities = {size: float(cost.intensity) for size, cost in self.costs.items()}
+        return Figure(
+            stem="roofline",
+            title=f"Rooflines of {', '.join(dict.fromkeys(map(short, self.gpus)))}, and where {sizes} meets them",
+            setting=self.title,
+            panels=(under(roofs(self.gpus), [], intensities),),
+            caption=(
+                "Upright: the intensity of chunk sizes, where there is room. It meets a roof at the rate of this GPU.",
+                "Left of the bend of a roof moving bounds a kernel, right of it computing.",
+                sources(self.gpus),
+            ),
+            height=2.4,
+        )
+
 
 def of_chunk_sizes(
     gpus: Sequence[Gpu], sizes: Sequence[int], problem: Problem, gate: str, *,
@@ -103,41 +121,15 @@ def of_chunk_sizes(
         problem: its dtype, pass and head dimensions count.
         gate: a name in `cost.GATES`.
         counts: "published" or "exact".
-
-    Raises:
-        InputError: an unknown gate, dtype or counts.
     """
-    kind: Any = one_of("gate", gate, GATES)
-    kinds: Any = one_of("counts", counts, ("published", "exact"))
     state_bytes = dtype_bytes("state_dtype", state_dtype)
-    tradeoff = Tradeoff(problem, kind, gpus[0].ceilings, causal_factor, state_bytes, kinds)
+    tradeoff = Tradeoff(problem, gate, gpus[0].ceilings, causal_factor, state_bytes, counts)  # type: ignore[arg-type]
+    costs = {size: tradeoff.cost(size) for size in sizes}
     title = (
-        f"{GATES[kind].title} {PASSES[problem.pass_]}: d_qk {problem.d_qk}, d_hv {problem.d_hv}, "
+        f"{GATES[gate].title} {PASSES[problem.pass_]}: d_qk {problem.d_qk}, d_hv {problem.d_hv}, "
         f"{problem.dtype}, states {state_dtype}, F_causal {causal_factor:g}"
     )
-    return Roofline(title, gpus, {size: tradeoff.cost(size) for size in sizes})
-
-
-def of_gpus(gpus: Sequence[Gpu], costs: Mapping[int, Cost], setting: str) -> Figure:
-    """Return the rooflines of GPUs (eq. 119), and the intensity of each L as an upright line.
-
-    Args:
-        costs: of a chunk size.
-        setting: what is modelled, in words.
-    """
-    sizes = f"L = {min(costs)}" + (f" to {max(costs)}" if len(costs) > 1 else "")
-    return Figure(
-        stem="roofline",
-        title=f"Rooflines of {', '.join(dict.fromkeys(map(short, gpus)))}, and where {sizes} meets them",
-        setting=setting,
-        panels=(under(roofs(gpus), [], {size: float(cost.intensity) for size, cost in costs.items()}),),
-        caption=(
-            "Upright: the intensity of chunk sizes, where there is room. It meets a roof at the rate of this GPU.",
-            "Left of the bend of a roof moving bounds a kernel, right of it computing.",
-            sources(gpus),
-        ),
-        height=2.4,
-    )
+    return Roofline(title, gpus, costs)
 
 
 def counted(rows: Rows) -> Rows:

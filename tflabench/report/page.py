@@ -52,11 +52,7 @@ def write(directory: Path, out: Path | None = None) -> Path:
 
 
 def render(directory: Path) -> str:
-    """Return the page about the results in and below a folder, as HTML.
-
-    Raises:
-        InputError: no results, rows that cannot be read, or plotly is missing.
-    """
+    """Return the page about the results in and below a folder, as HTML."""
     plotly = _plotly()
     named = {_name(results.folder, directory): results for results in find_results(directory)}
     payload = _payload(directory, named, _source(named))

@@ -32,11 +32,7 @@ def table(results: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
 
 
 def write_errors(folder: Path, results: Sequence[Mapping[str, Any]], environment: Mapping[str, Any]) -> Path:
-    """Write the `table` of errors as errors.csv, and their environment.json.
-
-    Raises:
-        InputError: the folder cannot be written, or has an environment.json that no sweep wrote.
-    """
+    """Write the `table` of errors as errors.csv, and their environment.json; InputError where a file cannot be."""
     path = folder / "errors.csv"
     runs = described_runs(folder) | {"verify": environment}
     try:

@@ -147,11 +147,7 @@ class Store:
 
 
 def described_runs(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return what environment.json of a results folder says, by run; nothing where there is no such file.
-
-    Raises:
-        InputError: no sweep wrote it.
-    """
+    """Return what environment.json of a folder says, by run, if there is one; InputError where no sweep wrote it."""
     path = folder / "environment.json"
     if not path.exists():
         return {}
@@ -170,11 +166,7 @@ def is_packed(folder: Path) -> bool:
 
 
 def packed_lines(table: Path) -> list[str]:
-    """Return the lines of the journal that a rows.parquet was made from, the last one of every point.
-
-    Raises:
-        InputError: it cannot be read, or is no table of rows.
-    """
+    """Return the lines of a journal that a rows.parquet was made from, the last of every point; or InputError."""
     import pandas as pd
 
     try:
@@ -189,11 +181,7 @@ def packed_lines(table: Path) -> list[str]:
 
 
 def whole_lines(folder: Path) -> tuple[list[Row], int]:
-    """Return the rows of a folder, and how many bytes of its journal are whole lines (a crash can cut the last one).
-
-    Raises:
-        InputError: they cannot be read, or a line is no row.
-    """
+    """Return the rows of a folder, and the bytes of its journal that are whole lines (a crash can cut the last one)."""
     if is_packed(folder):
         lines = enumerate(packed_lines(folder / TABLE), 1)
         return [_row(line.encode(), folder / TABLE, number) for number, line in lines], 0

@@ -21,9 +21,6 @@ def read_rows(folder: Path | str) -> pd.DataFrame:
     """Return the last row of every point of all results folders at and below `folder`, `details` as dicts.
 
     Columns are as `Row` names them.
-
-    Raises:
-        InputError: no such folder, no rows in it or below, or rows of another schema version.
     """
     return frame([row for results in find_results(folder) for row in results.rows])
 
@@ -66,11 +63,7 @@ def read_results(folder: Path | str) -> Results:
 
 
 def rows_by_point(folder: Path) -> dict[str, Row]:
-    """Return the rows that a sweep into a folder would find there, none where there is no such folder.
-
-    Raises:
-        InputError: rows of another schema version.
-    """
+    """Return the rows that a sweep into a folder would find there, none where there is no such folder."""
     there = (folder / JOURNAL).is_file() or is_packed(folder)
     return {row.point: row for row in whole_lines(folder)[0]} if there else {}
 
@@ -82,11 +75,7 @@ def results_folders(root: Path | str) -> list[Path]:
 
 
 def folders_below(root: Path | str) -> list[Path]:
-    """Return every results folder at and below `root`, sorted: what a path means to every command that reads rows.
-
-    Raises:
-        InputError: no such folder, or none with rows in it or below.
-    """
+    """Return every results folder at and below `root`, sorted: what a path means to commands. InputError without."""
     root = Path(root)
     wanted = "give a results folder written by `tflabench sweep`, or a folder above several"
     if not root.exists():
@@ -102,9 +91,5 @@ def folders_below(root: Path | str) -> list[Path]:
 
 
 def find_results(root: Path | str) -> list[Results]:
-    """Read every results folder at and below `root`, sorted by path.
-
-    Raises:
-        InputError: there is none (see `folders_below`), or one of them cannot be read (see `read_results`).
-    """
+    """Read every results folder at and below `root`, sorted by path."""
     return [read_results(folder) for folder in folders_below(root)]

@@ -61,11 +61,7 @@ def require_columns(table: pd.DataFrame, name: str, remedy: str) -> None:
 
 
 def records(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return the rows of a table, or of a file made by `flat`, as Python has them: None where a value is missing.
-
-    Raises:
-        ValueError: what should be JSON is none.
-    """
+    """Return the rows of a table, or of a file made by `flat`, as Python has them: None where a value is missing."""
     table = table.astype(object).where(table.notna(), None)
     for name in table.columns.intersection(JSON_COLUMNS):
         table[name] = [json.loads(value) if isinstance(value, str) else value for value in table[name]]

@@ -58,11 +58,7 @@ def parse_values(axis: str, text: str) -> Values:
 
 
 def parse_overrides(options: Iterable[str]) -> dict[str, Values]:
-    """Return the axes of repeated `-a AXIS=VALUES` options.
-
-    Raises:
-        InputError: an option without `=`, an axis given twice, or what `parse_values` refuses.
-    """
+    """Return the axes of repeated `-a AXIS=VALUES` options; InputError for one that is malformed, or given twice."""
     axes: dict[str, Values] = {}
     for option in options:
         axis, equals, text = option.partition("=")
@@ -76,11 +72,7 @@ def parse_overrides(options: Iterable[str]) -> dict[str, Values]:
 
 
 def overlay(axes: Mapping[str, Values], changes: Mapping[str, Values]) -> dict[str, Values]:
-    """`axes` with `changes` on top; a changed axis removes those it contradicts.
-
-    Raises:
-        InputError: two of the changes contradict each other.
-    """
+    """Return `axes` with `changes` on top, without those they contradict; InputError where two changes do."""
     for axis in changes:
         if axis != "head_dim" and (rival := RIVALS.get(axis, set()) & changes.keys()):
             raise InputError(f"axes {axis} and {rival.pop()} are both set: each follows from the other, give one")

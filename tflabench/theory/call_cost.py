@@ -27,9 +27,6 @@ def call_cost(problem: Problem, formulation: Formulation, gate: Gate | None, *, 
         formulation: which algorithm is counted.
         gate: one of `cost.Gate`; None (a recurrence without input gate, or attention) is counted as "sig".
         state_bytes: of one element of C, n and m.
-
-    Raises:
-        InputError: an unknown formulation or gate.
     """
     if problem.pass_ == "decode" and formulation != "attention":
         formulation = "recurrent"

@@ -115,11 +115,7 @@ class Tradeoff:
         return p.batch * p.heads * (passes * (per_step * p.seq_len + states) + normalizer)
 
     def recommend(self, memory_budget: float = math.inf) -> int:
-        """Return the L of least upper time among `chunk_sizes` that fit a budget in bytes, against `memory`.
-
-        Raises:
-            InputError: none fits.
-        """
+        """Return the L of least upper time among `chunk_sizes` that fit a budget in bytes; InputError if none fits."""
         sizes = chunk_sizes(self.problem.seq_len)
         fitting = [size for size in sizes if self.memory(size) <= memory_budget]
         if not fitting:

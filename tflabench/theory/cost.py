@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, get_args
 
-from tflabench.problem import InputError, Pass
+from tflabench.problem import InputError, Pass, one_of
 
 Gate = str  # a name of GATES
 Formulation = Literal["chunkwise", "fused", "parallel", "recurrent", "attention"]
@@ -135,8 +135,7 @@ def flop_polynomial(
     counts: Counts = "published",
 ) -> Polynomial:
     """FLOPs per head and unit, every pointwise operation costing 1."""
-    if counts not in get_args(Counts):
-        raise InputError(f"counts is {counts!r}: it must be one of {', '.join(get_args(Counts))}")
+    one_of("counts", counts, get_args(Counts))
     _check(formulation, gate, causal_factor)
     published = GATES[gate].published
     if counts == "published" and formulation != "attention" and published:
@@ -501,11 +500,8 @@ def _sum(terms: Terms) -> Polynomial:
 
 
 def _check(formulation: Formulation, gate: Gate, causal_factor: float = 0.5) -> None:
-    allowed = [name for name in get_args(Formulation) if name != "fused"]
-    if formulation not in allowed:
-        raise InputError(f"formulation is {formulation!r}: it must be one of {', '.join(allowed)}")
-    if gate not in GATES:
-        raise InputError(f"gate is {gate!r}: it must be one of {', '.join(GATES)}")
+    one_of("formulation", formulation, [name for name in get_args(Formulation) if name != "fused"])
+    one_of("gate", gate, GATES)
     if not 0.5 <= causal_factor <= 1:
         raise InputError(f"causal_factor is {causal_factor}: it must lie in [0.5, 1]")
 

@@ -247,11 +247,7 @@ def _pointwise(name: str, steps: float, step_bytes: float) -> Launch:
 
 
 def runtime(problem: Problem, kernel: Modelled, gpu: Gpu) -> float:
-    """Seconds at `problem.chunk_size`, of walks over whole waves, by the paper's upper bound: nothing overlaps.
-
-    Raises:
-        InputError: a head dimension or pass that the kernels do not take, or a GPU of which too little is known.
-    """
+    """Seconds at `problem.chunk_size`, of walks over whole waves, by the paper's upper bound: nothing overlaps."""
     chip = Chip.of(gpu)
     seconds = 0.0
     for launch in launches(problem, kernel, problem.chunk_size or problem.seq_len, chip.device):

@@ -198,11 +198,7 @@ def short_devices(devices: Iterable[str]) -> dict[str, str]:
 
 
 def described(device: str, dtype: str = "bfloat16") -> Gpu:
-    """Return the GPU of rows by its driver's name, or what `tflabench calibrate` measured of an unknown one.
-
-    Raises:
-        InputError: nothing is known of it.
-    """
+    """Return the GPU of rows by its driver's name, or what `tflabench calibrate` measured of it; InputError without."""
     if gpu := from_device_name(device):
         return gpu
     if ceilings := measured_ceilings(device, dtype):

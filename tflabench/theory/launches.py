@@ -67,11 +67,7 @@ class Chip:
 
     @classmethod
     def of(cls, gpu: Gpu, ceilings: Ceilings | None = None) -> Chip:
-        """Return the chip of a GPU, with other ceilings than the datasheet's where given.
-
-        Raises:
-            InputError: too little is known of the GPU.
-        """
+        """Return the chip of a GPU, with other ceilings where given; InputError where too little is known of it."""
         if not gpu.float32_flops_per_s or not gpu.multiprocessors:
             raise InputError(
                 f"the calibrated model knows too little of {gpu.name}: it needs float32_tflops and multiprocessors "

@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
-from tflabench.problem import InputError, Problem
+from tflabench.problem import Problem, one_of
 from tflabench.theory.cost import Cost
 from tflabench.theory.hardware import Ceilings
 
@@ -68,12 +68,8 @@ def pass_bounds(bounded: Bounded, problem: Problem) -> tuple[Cost, ...] | None:
 
     Returns:
         None for a decode step, for which there is no formula.
-
-    Raises:
-        InputError: `bounded` is none of `Bounded`.
     """
-    if bounded not in get_args(Bounded):
-        raise InputError(f"bounded is {bounded!r}: it must be one of {', '.join(get_args(Bounded))}")
+    one_of("bounded", bounded, get_args(Bounded))
     if problem.pass_ == "decode":
         return None
     d_qk, d_hv, e = problem.d_qk, problem.d_hv, problem.element_bytes

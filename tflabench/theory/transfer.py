@@ -126,11 +126,7 @@ class _Decayed:
 def gains(
     experiment: Experiment, rows: Sequence[tuple[Gate, Normalizer]], eps: Sequence[float] = PAPER_EPS
 ) -> list[Gains]:
-    """G_before and, for every `eps` of the norm layer, G_after of each gate and normaliser over the experiment's grid.
-
-    Raises:
-        InputError: an eps below 0 or above 1.
-    """
+    """G_before and, for each `eps` of the norm layer (0 to 1), G_after of each gate and normaliser over the grid."""
     if wrong := [value for value in eps if not 0 <= value <= 1]:
         raise InputError(f"eps is {wrong[0]}: it must lie between 0 and 1")
     q, k, v = experiment.inputs()

@@ -82,11 +82,7 @@ def print_figures(files: Iterable[Path]) -> None:
 
 
 def folder_to_write(out: Path, option: str = "--out", make: bool = True) -> Path:
-    """Return the folder that an option means, and make it, unless `make` is false.
-
-    Raises:
-        InputError: it is a file, or cannot be made.
-    """
+    """Return the folder that an option means, made if `make`; InputError where it is a file, or cannot be made."""
     if out.exists() and not out.is_dir():
         raise InputError(
             f"{option} is {out}, which cannot be written into: it is a file, and this command needs a folder"
