@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection
+from collections import defaultdict
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Literal
+from typing import Literal, TypeVar
 
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
 DeviceKind = Literal["cuda", "cpu"]
@@ -15,6 +16,7 @@ PASSES: tuple[Pass, ...] = ("fw", "fwbw", "decode")
 LARGEST = {"batch": 2**31, "heads": 2**20, "seq_len": 2**40, "d_qk": 2**16, "d_hv": 2**16}
 LARGEST_BYTES = 2**60
 INPUTS = ("normal", "standard")
+T = TypeVar("T")
 GATES = ("weak", "usual", "medium", "strong", "closing")
 DRAWN_GATES = {"normal": "usual", "standard": "medium"}  # where none are asked for, by `inputs`
 
@@ -116,6 +118,15 @@ def one_of(name: str, value: str, allowed: Collection[str]) -> str:
 def dtype_bytes(name: str, dtype: str) -> int:
     """Return the bytes of one element of a dtype given as an option."""
     return DTYPE_BYTES[one_of(name, dtype, DTYPE_BYTES)]
+
+
+def by_cut(items: Sequence[T], owner: Callable[[T], object], cut: Callable[[T], object]) -> list[list[T]]:
+    """Return items in one list where each owner has a single cut among them, else in a list a cut."""
+    cuts, parts = defaultdict[object, set[object]](set), defaultdict[object, list[T]](list)
+    for item in items:
+        cuts[owner(item)].add(cut(item))
+        parts[cut(item)].append(item)
+    return [list(items)] if max(map(len, cuts.values())) == 1 else list(parts.values())
 
 
 def parse_bytes(name: str, text: str) -> int:

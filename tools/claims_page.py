@@ -84,4 +84,4 @@ def _cell(outcome: Outcome, linked_from: Path = Path()) -> str:
         return plain(shorten(outcome.reason, LONGEST_REASON, placeholder=" ..."))
     verdict = outcome.verdict if outcome.verdict == "holds" else f"**{outcome.verdict}**"
     link = f" ([rows]({Path(os.path.relpath(outcome.folder, linked_from)).as_posix()}))" if outcome.folder else ""
-    return f"{verdict}: {plain(outcome.measured or outcome.modelled)}{link}"
+    return f"{verdict}: {plain(outcome.words)}{link}"

@@ -12,9 +12,11 @@ import pytest
 from tflabench.bench import machine
 from tflabench.bench import sweep as sweeps
 from tflabench.cli.main import app
+from tflabench.figures import files as figure_files
 from tflabench.figures import reproduce
+from tflabench.figures.source import Source
 from tflabench.implementations.registry import get
-from tflabench.problem import InputError, Problem
+from tflabench.problem import Problem
 from tflabench.rows.journal import Store
 from tflabench.rows.schema import Row
 from tflabench.selection.axes import parse_overrides
@@ -119,6 +121,12 @@ def test_a_part_of_a_figure_has_points_of_the_figure_only():
     assert reproduce.points_of(reproduce.find("fig5"), part={"seq_len": (512,)}) == []
 
 
+def drawn(figure: reproduce.PaperFigure, points: list[Point], root: Path) -> list[Path]:
+    results = reproduce.stored(points, root, figure.preset)
+    assert results is not None
+    return figure_files.write_figures(figure.draw(figure.name, Source.of(results)), root / "out", ["svg"])
+
+
 @pytest.mark.parametrize(
     ("name", "stems"),
     [
@@ -135,7 +143,7 @@ def test_draws_what_the_paper_draws(tmp_path, name, stems):
     patterns = ["tfla_sig_xl"] if name in ("fig5", "fig17") else FEW
     points = reproduce.points_of(figure, patterns)
     store(tmp_path / "rows", points)
-    files = reproduce.draw(figure, reproduce.stored(points, tmp_path, figure.preset), tmp_path / "out", ["svg"])
+    files = drawn(figure, points, tmp_path)
     assert sorted(path.name for path in files) == sorted(
         f"{stem}.{kind}" for stem in stems for kind in ("csv", "svg", "txt")
     )
@@ -146,14 +154,9 @@ def test_what_failed_is_in_the_caption_with_its_reason(tmp_path):
     figure = reproduce.find("fig4")
     points = reproduce.points_of(figure, FEW)
     store(tmp_path / "rows", points)
-    files = reproduce.draw(figure, reproduce.stored(points, tmp_path, figure.preset), tmp_path / "out", ["svg"])
+    files = drawn(figure, points, tmp_path)
     (caption,) = (path for path in files if path.name == "fig4.txt")
     assert re.search(r"crashed: mlstm_kernels mLSTMexp xl_chunk .*aborted by signal 6", caption.read_text())
-
-
-def test_a_figure_of_measurements_is_nothing_without_them(tmp_path):
-    with pytest.raises(InputError, match="fig12 shows measurements only, and none of its points is stored"):
-        reproduce.draw(reproduce.find("fig12"), None, tmp_path, ["png"])
 
 
 def points_of(comparisons):
@@ -243,14 +246,14 @@ def test_a_part_of_a_figure_alone_is_measured(invoke, on_gpu):
 def test_all_figures_are_measured_by_one_station_before_any_is_drawn(invoke, on_gpu, monkeypatch):
     drawn: list[str] = []
 
-    def draw(figure, *_):
-        drawn.append(f"{figure.name} after {len(on_gpu)}")
+    def write(_figures, folder: Path, _formats) -> list[Path]:
+        drawn.append(f"{folder.parent.name} after {len(on_gpu)}")
         return []
 
-    monkeypatch.setattr(reproduce, "draw", draw)
+    monkeypatch.setattr(figure_files, "write_figures", write)
     assert invoke("fig12", "fig5", "--impl", "tfla_sig_xl")[0] == 0
     assert [folder_of(sweep).name for sweep in on_gpu] == ["paper-fig12", "paper-fig5"]
-    assert drawn == ["fig12 after 2", "fig5 after 2"]
+    assert drawn == ["paper-fig12 after 2", "paper-fig5 after 2"]
     assert len({sweep._stations for sweep in on_gpu}) == 1
 
 
@@ -273,5 +276,4 @@ def test_one_time_limit_holds_for_all_figures(invoke, monkeypatch):
     assert "fig12: 3 of 32 points measured" in err
     assert "Not drawn: no point of fig5 is stored below results: run the same command again" in err
     assert "paper-fig12/figures/fig12-runtime.svg" in out
-    monkeypatch.setattr(reproduce, "draw", lambda *_: [])
     assert reproduce.stored(reproduce.points_of(reproduce.find("fig12")), Path("results"), "paper-fig12")

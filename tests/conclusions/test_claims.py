@@ -190,8 +190,8 @@ def test_the_same_rows_say_nothing_where_they_are_not_comparable(start, of_ours,
 def test_values_are_those_of_the_rows():
     found = outcome("training: over 2x", CASES["training: over 2x faster than Mamba 2"][1])
     assert {at: number.value for at, number in found.numbers.items()} == {512: 2.25, 4096: 2.25, 65536: 1.75}
-    assert found.measured == "1.75x to 2.25x, median 2.25x (± 0.9%), T = 512 to 65536"
-    assert outcome("measured: the best L", over_chunks(VALLEY)).measured == (
+    assert found.words == "1.75x to 2.25x, median 2.25x (± 0.9%), T = 512 to 65536"
+    assert outcome("measured: the best L", over_chunks(VALLEY)).words == (
         "least 14.0 ms at L = 256; 15.0 ms at 64, 70.0 ms at 4096"
     )
 
@@ -327,9 +327,9 @@ def test_rows_without_the_number_are_no_points():
 def test_a_modelled_number_is_never_called_measured(tmp_path):
     held, _ = CASES["theory: the best L"]
     found = outcome("theory: the best L", held)
-    assert found.measured == ""
-    assert found.modelled == "least 2.0 ms at L = 512; 5.0 ms at 64, 4.0 ms at 4096"
-    assert all(outcome(start, CASES[start][0]).modelled == "" for start in CASES if not start.startswith("theory"))
+    assert found.words == "least 2.0 ms at L = 512; 5.0 ms at 64, 4.0 ms at 4096"
+    of_models = [start for start in CASES if outcome(start, CASES[start][0]).claim.kind == "modelled"]
+    assert all(start.startswith("theory") for start in of_models)
     assert "modelled: least 2.0 ms" in claims(write(tmp_path, held)).stdout
     (entry,) = [e for e in json.loads(claims(tmp_path, "--json").stdout) if e["modelled"] and e["folder"]]
     assert (entry["claim"], entry["measured"]) == ("theory: the best L is about 630", "")
@@ -339,7 +339,7 @@ def test_the_papers_formulas_decide_some_claims_without_rows():
     verdicts = {claim.says: check(claim, "any kernel", []) for claim in CLAIMS if claim.theory}
     refuted = [says for says, found in verdicts.items() if found.verdict == "does not hold"]
     assert refuted == ["newer hardware wants larger L"]
-    assert all(found.decided and found.modelled for found in verdicts.values())
+    assert all(found.decided and found.words for found in verdicts.values())
     ends = verdicts["L = 1 costs what the recurrent form does, L = T what the parallel one does"].numbers
     assert [round(number.value, 3) for number in ends.values()] == [1.002, 1.078]
 

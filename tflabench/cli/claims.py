@@ -51,8 +51,8 @@ def _as_json(outcome: Outcome) -> dict[str, Any]:
         "kernels": outcome.kernels,
         "criterion": outcome.claim.criterion,
         "verdict": outcome.verdict,
-        "measured": outcome.measured,
-        "modelled": outcome.modelled,
+        "measured": "" if outcome.claim.kind == "modelled" else outcome.words,
+        "modelled": outcome.words if outcome.claim.kind == "modelled" else "",
         "values": {at: number.value for at, number in outcome.numbers.items()},
         "intervals": {at: [number.low, number.high] for at, number in outcome.numbers.items()},
         "over": outcome.claim.over,
@@ -66,6 +66,11 @@ def _table(outcomes: Sequence[Outcome]) -> FittedTable:
     """Return a table with a line a claim and set of kernels; the claim stands in the first of its lines."""
     first = {id(outcome.claim): outcome for outcome in reversed(outcomes)}
 
+    def numbers(outcome: Outcome) -> str:
+        """Return the numbers, and why the claim does not hold or is not measurable."""
+        kind = "modelled: " if outcome.numbers and outcome.claim.kind == "modelled" else ""
+        return "; ".join(filter(None, (kind + outcome.words, outcome.reason)))
+
     def once(outcome: Outcome, text: str) -> str:
         return text if first[id(outcome.claim)] is outcome else ""
 
@@ -73,7 +78,7 @@ def _table(outcomes: Sequence[Outcome]) -> FittedTable:
         TableColumn("claim", lambda outcome: once(outcome, outcome.claim.says), enough=16),
         TableColumn("required", lambda outcome: once(outcome, outcome.claim.criterion), drop=1, enough=24),
         TableColumn("kernels", lambda outcome: outcome.kernels, "<"),
-        TableColumn("measured, or why not", lambda outcome: outcome.in_words, enough=16),
+        TableColumn("measured, or why not", numbers, enough=16),
         TableColumn("verdict", lambda outcome: outcome.verdict, "<"),
     ]
     return FittedTable(columns, outcomes, lambda outcome: STYLES[outcome.verdict])

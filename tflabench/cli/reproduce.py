@@ -127,6 +127,9 @@ def _draw(
         out: the folder for figures; None for one in the folder of the rows.
     """
     from tflabench.figures import reproduce as paper
+    from tflabench.figures.files import write_figures
+    from tflabench.figures.source import Source
+    from tflabench.rows.load import Results
 
     note = stderr()
     missing = []
@@ -142,7 +145,8 @@ def _draw(
             count = sum(row.status == "ok" for row in results.rows)
             note.print(f"{figure.name}: {count} of {len(points)} points measured, in {results.folder}")
         place = out or (results.folder / "figures" if results else root / "theory")
-        print_figures(paper.draw(figure, results, place, formats))
+        source = Source.of(results or Results(place, (), {}))
+        print_figures(write_figures(figure.draw(figure.name, source), place, formats))
     if missing:
         points_left = any(count for _, count in measured.values())
         place_to_run = "again" if points_left else "on a machine with a GPU"

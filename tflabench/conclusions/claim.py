@@ -252,23 +252,8 @@ class Outcome:
         return self.verdict != "not measurable"
 
     @property
-    def measured(self) -> str:
-        """The measured numbers in words; empty where there are none, or where they are modelled."""
-        return "" if self.claim.kind == "modelled" else self._words
-
-    @property
-    def modelled(self) -> str:
-        """The modelled numbers in words; empty where there are none, or where they are measured."""
-        return self._words if self.claim.kind == "modelled" else ""
-
-    @property
-    def in_words(self) -> str:
-        """The numbers, and why it does not hold or is not measurable."""
-        modelled = f"modelled: {self.modelled}" if self.modelled else ""
-        return "; ".join(filter(None, (self.measured, modelled, self.reason)))
-
-    @property
-    def _words(self) -> str:
+    def words(self) -> str:
+        """The numbers, measured or modelled, in words; empty where there are none."""
         return self.claim.tells(self.numbers, self.claim.form, self.claim.over) if self.numbers else ""
 
 

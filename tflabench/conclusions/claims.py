@@ -7,9 +7,10 @@ values are ratios, times, rates or sizes of rows of one campaign: one folder, on
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tflabench.conclusions.claim import (
     Claim,
@@ -68,8 +69,6 @@ _FIG12 = {**_TOKENS, "cut": (8, 256, 512)}
 _FIG13 = {**_TOKENS, "cut": (32, 128, 128)}  # attention in Fig. 4, too
 _MAMBA2 = {**_TOKENS, "cut": (64, 64, 64)}
 _FW, _FWBW = {"pass_": "fw"}, {"pass_": "fwbw"}
-_FIG5 = {"sig": Need("{}_sig_xl", {**_FWBW, **_FIG12, "seq_len": 8192})}
-_FIG17 = {"sig": Need("{}_sig_xl", {**_FW, **_FIG12, "seq_len": 8192})}
 _SIG_XL = Need("{}_sig_xl", {**_FWBW, **_FIG4, "chunk_size": 128})
 _SIMPLE_GLA = {
     "sig": Need("{}_sig_xl", {**_FWBW, **_FIG12}),
@@ -85,28 +84,40 @@ _FUSED_GLA = {
     "chunk": Need("fla_gla", {**_FWBW, **_FIG12}),
 }
 
-_BY_CHUNK: dict[str, Any] = {"over": "chunk_size", "tells": along, "at_least": 3}
-
 _SWEEP_FIG4 = "tflabench sweep --preset paper-fig4"
-_SWEEP_FIG12 = "tflabench sweep --preset paper-fig12 --pass fwbw"
-_SWEEP_FIG13 = "tflabench sweep --preset paper-fig13 --pass fwbw -a head_dim=128"
 _SWEEP_FIG5 = "tflabench sweep --preset paper-fig5"
 _SWEEP_FIG14 = "tflabench sweep --preset paper-fig14"
-_SWEEP_FIG17 = "tflabench sweep --preset paper-fig17"
+
+_training = partial(Claim, source="section 5.2, Fig. 4", command=f"{_SWEEP_FIG4} --pass fwbw")
+_training_512 = partial(
+    Claim, source="appendix E.3, Fig. 12", command="tflabench sweep --preset paper-fig12 --pass fwbw"
+)
+_training_128 = partial(
+    Claim, source="appendix E.3, Fig. 13", command="tflabench sweep --preset paper-fig13 --pass fwbw -a head_dim=128"
+)
+_over_chunks = partial(
+    Claim, value=lambda sig: milliseconds(sig), form="{:.1f} ms", over="chunk_size", tells=along, at_least=3
+)
+_of_fig5 = partial(
+    _over_chunks, needs={"sig": Need("{}_sig_xl", {**_FWBW, **_FIG12, "seq_len": 8192})}, command=_SWEEP_FIG5
+)
+_of_fig17 = partial(
+    _over_chunks,
+    needs={"sig": Need("{}_sig_xl", {**_FW, **_FIG12, "seq_len": 8192})},
+    command="tflabench sweep --preset paper-fig17",
+)
 
 CLAIMS = (
-    Claim(
+    _training(
         "mLSTMexp: xl_chunk about 25% faster than limit_chunk",
-        "section 5.2, Fig. 4",
-        {
+        needs={
             "xl": Need("{}_exp_xl", {**_FWBW, **_FIG4, "chunk_size": 128}),
             "limit": Need("{}_exp_limit", {**_FWBW, **_FIG4, "chunk_size": 64}),
         },
-        lambda xl, limit: times(limit, xl),
+        value=lambda xl, limit: times(limit, xl),
         about="time of limit over xl, median",
         of=middle,
         stated=Stated(1.2, 1.3),
-        command=f"{_SWEEP_FIG4} --pass fwbw",
     ),
     Claim(
         "mLSTMsig forward over 30% faster than mLSTMexp forward",
@@ -121,33 +132,27 @@ CLAIMS = (
         stated=Stated(low=1.3),
         command=f"{_SWEEP_FIG4} --pass fw",
     ),
-    Claim(
+    _training(
         "training: faster than FlashAttention 3 for longer T",
-        "section 5.2, Fig. 4",
-        {"sig": _SIG_XL, "rival": Need("flash_attention_3", {**_FWBW, **_FIG13})},
-        lambda sig, rival: times(rival, sig),
+        needs={"sig": _SIG_XL, "rival": Need("flash_attention_3", {**_FWBW, **_FIG13})},
+        value=lambda sig, rival: times(rival, sig),
         about="time of the other over sig at the longest T",
         of=lambda numbers: [numbers[max(numbers)]],
         stated=Stated(low=1),
-        command=f"{_SWEEP_FIG4} --pass fwbw",
     ),
-    Claim(
+    _training(
         "training: Simple GLA keeps up with mLSTM",
-        "section 5.2, Fig. 4",
-        {"sig": _SIG_XL, "rival": Need("fla_simple_gla", {**_FWBW, **_FIG4})},
-        lambda sig, rival: times(rival, sig),
+        needs={"sig": _SIG_XL, "rival": Need("fla_simple_gla", {**_FWBW, **_FIG4})},
+        value=lambda sig, rival: times(rival, sig),
         about="time of Simple GLA over sig at every T",
         stated=about(1, 1),
-        command=f"{_SWEEP_FIG4} --pass fwbw",
     ),
-    Claim(
+    _training(
         "training: over 2x faster than Mamba 2 at all T",
-        "section 5.2, Fig. 4",
-        {"sig": _SIG_XL, "rival": Need("mamba2", {**_FWBW, **_MAMBA2})},
-        lambda sig, rival: times(rival, sig),
+        needs={"sig": _SIG_XL, "rival": Need("mamba2", {**_FWBW, **_MAMBA2})},
+        value=lambda sig, rival: times(rival, sig),
         about="time of the other over sig at every T",
         stated=Stated(low=2),
-        command=f"{_SWEEP_FIG4} --pass fwbw",
     ),
     *(
         Claim(
@@ -165,78 +170,58 @@ CLAIMS = (
             ("Simple GLA", Need("fla_simple_gla", {**_FW, **_FIG4})),
         )
     ),
-    Claim(  # "slightly faster (within 3 ms or 15%)": of training alone, as Fig. 12 shows it, and in two units
+    _training_512(  # "slightly faster (within 3 ms or 15%)": of training alone, as Fig. 12 shows it, and in two units
         "training at d_hv 512: Simple GLA slightly faster, within 15%",
-        "appendix E.3, Fig. 12",
-        _SIMPLE_GLA,
-        lambda sig, rival: times(sig, rival),
+        needs=_SIMPLE_GLA,
+        value=lambda sig, rival: times(sig, rival),
         about="time of sig over Simple GLA at every T",
         stated=Stated(1, 1.15),
-        command=_SWEEP_FIG12,
     ),
-    Claim(
+    _training_512(
         "... and within 3 ms",
-        "appendix E.3, Fig. 12",
-        _SIMPLE_GLA,
-        lambda sig, rival: milliseconds_more(sig, rival),
+        needs=_SIMPLE_GLA,
+        value=lambda sig, rival: milliseconds_more(sig, rival),
         form="{:.2f} ms",
         about="ms of sig minus Simple GLA at every T",
         stated=Stated(0, 3),
-        command=_SWEEP_FIG12,
     ),
-    Claim(
+    _training_512(
         "... but takes almost twice the memory",
-        "appendix E.3, Fig. 12",
-        _SIMPLE_GLA,
-        lambda sig, rival: exactly(rival.peak_bytes, sig.peak_bytes),
+        needs=_SIMPLE_GLA,
+        value=lambda sig, rival: exactly(rival.peak_bytes, sig.peak_bytes),
         about="peak memory of Simple GLA over sig, median",
         of=middle,
         stated=Stated(1.5, 2),
-        command=_SWEEP_FIG12,
     ),
-    Claim(
+    _training_128(
         "head dimension 128: LightningAttention-2 over 3x slower than sig, L = 256",
-        "appendix E.3, Fig. 13",
-        _LIGHTNING,
-        lambda sig, rival: times(rival, sig),
+        needs=_LIGHTNING,
+        value=lambda sig, rival: times(rival, sig),
         about="time of the other over sig at every T",
         stated=Stated(low=3),
-        command=_SWEEP_FIG13,
     ),
-    Claim(
+    _training_128(
         "... but takes 1.1 GB less memory (6.2 to 7.3 GB)",
-        "appendix E.3, Fig. 13",
-        _LIGHTNING,
-        lambda sig, rival: gigabytes_more(sig, rival),
+        needs=_LIGHTNING,
+        value=lambda sig, rival: gigabytes_more(sig, rival),
         form="{:.2f} GB",
         about="peak memory of sig minus the other, median",
         of=middle,
         stated=Stated(7.25 - 6.25, 7.35 - 6.15),
-        command=_SWEEP_FIG13,
     ),
-    Claim(
+    _of_fig5(
         "measured: the best L is about 128 to 256",
         "section 5.2, Fig. 5",
-        _FIG5,
-        lambda sig: milliseconds(sig),
-        form="{:.1f} ms",
         about="L of the least measured time, of those tried",
         of=_where_least,
         stated=about(128, 256),
-        **_BY_CHUNK,
-        command=_SWEEP_FIG5,
     ),
-    Claim(
+    _of_fig5(
         "L = 256 as fast as L = 128",
         "section 5.2, Fig. 5",
-        _FIG5,
-        lambda sig: milliseconds(sig),
-        form="{:.1f} ms",
         about="time at L = 256 over that at 128",
         of=lambda numbers: [numbers[256] / numbers[128]] if {128, 256} <= numbers.keys() else [],
         stated=Stated(0.95, 1.05),
-        **_BY_CHUNK,
-        command=_SWEEP_FIG5,
     ),
     Claim(
         "limit_chunk is slower at L = 128 than at 64",
@@ -275,72 +260,53 @@ CLAIMS = (
         over="d_hv",
         command=f"{_SWEEP_FIG14} --pass fw",
     ),
-    Claim(
+    _training_512(
         "the fused GLA is no faster than GLA chunk ...",
-        "appendix E.3, Fig. 12",
-        _FUSED_GLA,
-        lambda fused, chunk: times(fused, chunk),
+        needs=_FUSED_GLA,
+        value=lambda fused, chunk: times(fused, chunk),
         about="time of the fused GLA over the other at every T",
         stated=Stated(low=1),
-        command=_SWEEP_FIG12,
     ),
-    Claim(
+    _training_512(
         "... and takes the least memory of fla's",
-        "appendix E.3, Fig. 12",
-        _FUSED_GLA,
-        lambda fused, chunk: exactly(fused.peak_bytes, chunk.peak_bytes),
+        needs=_FUSED_GLA,
+        value=lambda fused, chunk: exactly(fused.peak_bytes, chunk.peak_bytes),
         about="peak memory of the fused GLA over the other",
         stated=Stated(high=1),
-        command=_SWEEP_FIG12,
     ),
-    Claim(
+    _of_fig17(
         "theory: the best L is about 630",
         "appendix G, eq. 121",
-        _FIG17,
-        lambda sig: exactly(sig.model_ms_upper),
-        form="{:.1f} ms",
+        value=lambda sig: exactly(sig.model_ms_upper),
         about="L of the least modelled time (upper bound), between those beside it",
         of=_between_neighbours,
         stated=about(630, 630),
-        **_BY_CHUNK,
         kind="modelled",
-        command=_SWEEP_FIG17,
     ),
-    Claim(
+    _of_fig17(
         "FLOP/s rise with L ...",
         "appendix G, Fig. 20",
-        _FIG17,
-        lambda sig: rate(sig),
+        value=lambda sig: rate(sig),
         form="{:.0f} TFLOP/s",
         about="counted FLOPs over measured time, over those of the L before",
         of=lambda numbers: [after / before for before, after in pairwise(numbers.values())],
         stated=Stated(low=1),
-        **_BY_CHUNK,
-        command=_SWEEP_FIG17,
     ),
-    Claim(
+    _of_fig17(
         "... although runtime does not fall",
         "appendix G, Figs. 17, 20",
-        _FIG17,
-        lambda sig: milliseconds(sig),
-        form="{:.1f} ms",
         about="time at the largest L over the least at another",
         of=lambda numbers: [numbers[max(numbers)] / min(numbers[at] for at in sorted(numbers)[:-1])],
         stated=Stated(low=1),
-        **_BY_CHUNK,
-        command=_SWEEP_FIG17,
     ),
-    Claim(
+    _of_fig5(
         "L is the knob that trades memory for batch size",
         "answers to the reviews",
-        _FIG5,
-        lambda sig: exactly(sig.peak_bytes, 2.0**30),
+        value=lambda sig: exactly(sig.peak_bytes, 2.0**30),
         form="{:.2f} GiB",
         about="peak memory at the largest L over that at the smallest",
         of=lambda numbers: [numbers[max(numbers)] / numbers[min(numbers)]],
         stated=Stated(high=1),
-        **_BY_CHUNK,
-        command=_SWEEP_FIG5,
     ),
     Claim(
         "choosing L can be automated",

@@ -8,6 +8,7 @@ from math import isfinite
 from typing import NamedTuple
 
 from tflabench.implementations.registry import owner
+from tflabench.problem import by_cut
 from tflabench.rows import spread
 from tflabench.rows.schema import Row
 
@@ -78,14 +79,12 @@ def questions(rows: Iterable[Row]) -> list[list[Row]]:
         by_embedding[*size, row.dtype, row.inputs, row.pass_, row.device].append(row)
     groups: list[list[Row]] = []
     for _, group in sorted(by_embedding.items()):
-        cuts = defaultdict(set)
-        by_cut = defaultdict(list)
-        for row in group:
-            cut = (row.heads_qk or row.heads, row.heads, row.d_qk, row.d_hv, row.gates, row.ranks)
-            cuts[row.implementation].add(cut)
-            by_cut[cut].append(row)
-        groups += [group] if max(map(len, cuts.values())) == 1 else by_cut.values()
+        groups += by_cut(group, lambda row: row.implementation, _cut)
     return groups
+
+
+def _cut(row: Row) -> tuple[object, ...]:
+    return row.heads_qk or row.heads, row.heads, row.d_qk, row.d_hv, row.gates, row.ranks
 
 
 def fastest(rows: Sequence[Row]) -> Row:

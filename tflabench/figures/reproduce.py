@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 
 from tflabench.figures import curves, paper
-from tflabench.figures.files import write_figures
 from tflabench.figures.model import Figure
 from tflabench.figures.source import Source
 from tflabench.implementations.registry import nearest, split
@@ -74,17 +73,6 @@ def stored(points: Sequence[Point], root: Path, name: str) -> Results | None:
         if measured and (rank := (results.folder.name == name, measured)) > most:
             best, most = Results(results.folder, rows, results.runs), rank
     return best
-
-
-def draw(figure: PaperFigure, results: Results | None, out: Path, formats: Sequence[str]) -> list[Path]:
-    """Write a figure as `out`/fig4.png or fig4-matched.png, ... in each format, with its caption and rows.
-
-    It returns the files. InputError where the figure is nothing without rows, and there are none.
-    """
-    if results is None and not figure.theory:
-        raise InputError(f"{figure.name} shows measurements only, and none of its points is stored")
-    source = Source.of(results or Results(out, (), {}))
-    return write_figures(figure.draw(figure.name, source), out, formats)
 
 
 def find(name: str, matched_heads: bool = False) -> PaperFigure:

@@ -10,11 +10,9 @@ from typing import Any
 
 from tflabench.implementations import registry
 from tflabench.implementations.adapter import Implementation
-from tflabench.problem import DRAWN_GATES, PASSES, InputError, Problem
+from tflabench.problem import DRAWN_GATES, PASSES, InputError, Problem, by_cut
 from tflabench.selection.axes import ORDER, Values, overlay, resolve
 from tflabench.selection.presets import Group, Preset
-
-Cut = tuple[int, int, int, str | None]
 
 
 @dataclass(frozen=True)
@@ -170,18 +168,9 @@ def comparisons(points: Iterable[Point]) -> list[Comparison]:
     return [
         Comparison(tuple(sorted(part, key=lambda point: rank[point.implementation.name])))
         for group in together.values()
-        for part in _by_cut(group)
+        for part in by_cut(group, lambda point: point.implementation.name, _cut)
     ]
 
 
-def _by_cut(group: Sequence[Point]) -> list[list[Point]]:
-    of_implementation: dict[str, set[Cut]] = {}
-    of_cut: dict[Cut, list[Point]] = {}
-    for point in group:
-        p = point.problem
-        cut = (p.heads, p.d_qk, p.d_hv, p.gates)
-        of_implementation.setdefault(point.implementation.name, set()).add(cut)
-        of_cut.setdefault(cut, []).append(point)
-    if max(map(len, of_implementation.values())) == 1:
-        return [list(group)]
-    return list(of_cut.values())
+def _cut(point: Point) -> tuple[object, ...]:
+    return point.problem.heads, point.problem.d_qk, point.problem.d_hv, point.problem.gates
