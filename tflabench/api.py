@@ -344,14 +344,13 @@ def compare(
     import pandas as pd
 
     from tflabench.conclusions import compare as comparison
-    from tflabench.conclusions.compare import matched, sides
 
     if threshold is not None and not 0 <= threshold < 1:
         raise InputError(f"threshold is {threshold!r}: it must be a fraction such as 0.05")
     folder = None if inside is None else Path(inside)
-    of_a, of_b = sides(str(a), str(b), folder, ",".join(_listed(impl)))
+    of_a, of_b = comparison.sides(str(a), str(b), folder, ",".join(_listed(impl)))
     tolerance = comparison.Tolerance(threshold, allow_throttled)
-    return pd.json_normalize(comparison.compare(matched(of_a, of_b, folder), tolerance).points)
+    return pd.json_normalize(comparison.compare(comparison.matched(of_a, of_b, folder), tolerance).points)
 
 
 def advise(  # noqa: PLR0913  public

@@ -243,7 +243,8 @@ def _link(root: Path, campaign: Campaign, *others: Campaign) -> str:
     """Return a link to a campaign's rows: its folder, and its conditions that others do not share."""
     folder = Path(os.path.relpath(campaign.folder, root)).as_posix()
     rows = TIMES if is_packed(Path(campaign.folder)) else "rows.csv"
-    return f"[{plain(', '.join([folder, *campaign.apart_from(*others)]))}]({folder}/{rows})"
+    own = [f"{name} {x}" for name, x in campaign.decisive.items() if any(y.decisive[name] != x for y in others)]
+    return f"[{plain(', '.join([folder, *own]))}]({folder}/{rows})"
 
 
 def _section(devices: Sequence[Sequence[HeadlineOccasion]], root: Path) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
 from itertools import groupby
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,7 +14,7 @@ from tflabench.conclusions.tables import FittedTable, TableColumn
 from tflabench.problem import InputError, Problem, size_in_words
 
 if TYPE_CHECKING:
-    from tflabench.conclusions.advise import Advice, Candidate, Refused
+    from tflabench.conclusions.advise import Advice, Candidate
 
 MOST_TOKENS = 2**36  # of a step
 Sequences = Annotated[
@@ -35,9 +35,6 @@ Budget = Annotated[
     options.memory(options.PROBLEM, options.BUDGET, "--memory-budget", show_default="all that the GPU has"),
 ]
 TOP = 10  # choices that are printed
-
-
-BOUND = "The published bound knows no pointwise work, no launches and no products that are made twice."
 
 
 @app.command("advise")
@@ -88,63 +85,37 @@ def _title(advice: Advice) -> str:
     )
 
 
-def _notes(advice: Advice) -> list[str]:
-    """Return in sentences where the numbers come from."""
-    chip, sources = advice.gpu, sorted({choice.source for choice in advice.ranked})
-    ceilings = (
-        f"{chip.ceilings.flops_per_s / 1e12:.4g} TFLOP/s and {chip.ceilings.bytes_per_s / 1e12:.3g} TB/s "
-        f"({chip.ceilings.provenance}: {chip.ceilings.source})"
-    )
-    return [
-        *_never_run(advice),
-        *_recommendation(advice),
-        *([f"Of the {chip.name}: {chip.note.rstrip('.')}."] if chip.note else []),
-        f"Times: {' and '.join(sources)}, at {ceilings}.",
-        *([BOUND] if "published bound" in sources else []),
-        "Memory: the kernels' tensors and what a forward keeps for its backward, by count; a model needs more.",
-    ]
-
-
-def _never_run(advice: Advice) -> list[str]:
-    """Say so of a GPU kind of which no row is stored, and what is not known of one that is given by its ceilings."""
+def _notes(advice: Advice) -> Iterator[str]:
+    """Yield in sentences where the numbers come from, and how well they are known."""
     from tflabench.theory import held_out
 
-    if held_out.has_run_on(advice.gpu):
-        return []
-    sentence = f"Nothing was ever run on {held_out.with_article(advice.gpu.name)}: this is theory alone."
-    if advice.gpu.capability is None:
-        sentence += " Its compute capability is not known: of what kernels refuse only sizes are checked."
-    return [sentence]
-
-
-def _recommendation(advice: Advice) -> list[str]:
-    """Return the first choice's time with the model's error, and why it is outside of its bounds where it is."""
-    from tflabench.theory import held_out
-
-    best = advice.ranked[0]
-    name, error = _name(best), advice.error(best)
-    predicted = f"{name}: predicted {best.call_s * 1e3:.3g} ms a call"
-    if error is None:
-        sentence = f"{predicted}; no held-out error of this model is stored."
+    chip, best, sources = advice.gpu, advice.ranked[0], sorted({choice.source for choice in advice.ranked})
+    if not held_out.has_run_on(chip):
+        unknown = " Its compute capability is not known: of what kernels refuse only sizes are checked."
+        alone = f"Nothing was ever run on {held_out.with_article(chip.name)}: this is theory alone."
+        yield alone + (unknown if chip.capability is None else "")
+    predicted = f"{_name(best)}: predicted {best.call_s * 1e3:.3g} ms a call"
+    if error := advice.error(best):
+        rows = f"held out: {error.rows} rows of {held_out.with_article(error.gpu)}"
+        yield f"{predicted}, +-{error.median:.0%} ({rows}), worst {error.worst:+.0%}."
     else:
-        sentence = (
-            f"{predicted}, +-{error.median:.0%} (held out: {error.rows} rows of {held_out.with_article(error.gpu)}), "
-            f"worst {error.worst:+.0%}."
-        )
-    return [sentence, *([f"{name} is {best.outside}."] if best.outside else [])]
+        yield f"{predicted}; no held-out error of this model is stored."
+    if best.outside:
+        yield f"{_name(best)} is {best.outside}."
+    if chip.note:
+        yield f"Of the {chip.name}: {chip.note.rstrip('.')}."
+    yield (
+        f"Times: {' and '.join(sources)}, at {chip.ceilings.flops_per_s / 1e12:.4g} TFLOP/s and "
+        f"{chip.ceilings.bytes_per_s / 1e12:.3g} TB/s ({chip.ceilings.provenance}: {chip.ceilings.source})."
+    )
+    if "published bound" in sources:
+        yield "The published bound knows no pointwise work, no launches and no products that are made twice."
+    yield "Memory: the kernels' tensors and what a forward keeps for its backward, by count; a model needs more."
 
 
 def _name(choice: Candidate) -> str:
     size = choice.problem.chunk_size
     return f"{choice.kernel.name}, L = {size}" if size else choice.kernel.name
-
-
-def _left_out(refusals: Iterable[Refused]) -> Iterator[str]:
-    """Yield a line an implementation: its chunk sizes that were left out, and the reason at the first of them."""
-    for name, group in groupby(refusals, key=lambda refusal: refusal.implementation):
-        refused = list(group)
-        sizes = ", ".join(str(refusal.chunk_size) for refusal in refused if refusal.chunk_size is not None)
-        yield f"Left out: {name}{f' at L = {sizes}:' if sizes else ''} {refused[0].reason}."
 
 
 def _text(advice: Advice, document: dict[str, Any]) -> Iterator[RenderableType]:
@@ -187,7 +158,10 @@ def _text(advice: Advice, document: dict[str, Any]) -> Iterator[RenderableType]:
         )
     if demand.memory_bytes:
         yield f"Memory allowed: {size_in_words(demand.memory_bytes)}; largest batch: what fits it."
-    yield from _left_out(advice.refused)
+    for name, group in groupby(advice.refused, key=lambda refusal: refusal.implementation):
+        refused = list(group)
+        sizes = ", ".join(str(refusal.chunk_size) for refusal in refused if refusal.chunk_size is not None)
+        yield f"Left out: {name}{f' at L = {sizes}:' if sizes else ''} {refused[0].reason}."
     yield from document["notes"]
 
 
@@ -208,5 +182,5 @@ def _document(advice: Advice) -> dict[str, Any]:
         "memory_budget_bytes": demand.memory_bytes,
         "problem": demand.problem.columns(),
         "gpu": asdict(advice.gpu),
-        "notes": _notes(advice),
+        "notes": list(_notes(advice)),
     }

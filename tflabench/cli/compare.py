@@ -55,17 +55,16 @@ def compare(
     """
     from tflabench.conclusions import compare as comparison
     from tflabench.conclusions.campaigns import differences
-    from tflabench.conclusions.compare import matched, sides
 
     tolerance = comparison.Tolerance(None if threshold is None else _fraction(threshold), allow_throttled)
     if inside and impl:
         raise InputError("--impl is for two folders: with --in, A and B are the implementations")
-    side_a, side_b = sides(a, b, inside, ",".join(impl) if impl else "*")
+    side_a, side_b = comparison.sides(a, b, inside, ",".join(impl) if impl else "*")
     note = stderr()
     differing = differences(side_a.conditions, side_b.conditions)
     for line in _warnings(differing):
         note.print(line, style="bold yellow")
-    judgement = comparison.compare(matched(side_a, side_b, inside), tolerance)
+    judgement = comparison.compare(comparison.matched(side_a, side_b, inside), tolerance)
     document = {
         "a": {"name": side_a.name, **side_a.conditions},
         "b": {"name": side_b.name, **side_b.conditions},

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from tflabench.implementations import registry
 from tflabench.implementations.adapter import Implementation
@@ -56,29 +56,12 @@ class Demand:
         if self.tokens is not None and (self.tokens < p.seq_len or self.tokens % p.seq_len):
             raise InputError(f"tokens is {self.tokens}: it must be a positive multiple of seq_len, {p.seq_len}")
 
-    @property
-    def sequences(self) -> int:
-        """Return the number of sequences of a step."""
-        return self.problem.batch if self.tokens is None else self.tokens // self.problem.seq_len
 
-    @property
-    def batches(self) -> list[int]:
-        """Batch sizes to consider: the one asked for, or those that make a step of few calls."""
-        if self.tokens is None:
-            return [self.problem.batch]
-        return sorted({math.ceil(self.sequences / calls) for calls in range(1, self.sequences + 1)})
-
-
-@dataclass(frozen=True)
-class CallMemory:
+class CallMemory(NamedTuple):
     """Bytes of one call: `peak` while it runs, `kept` from its forward to its backward."""
 
     peak: float
     kept: float
-
-    def of_layers(self, layers: int) -> float:
-        """Peak of layers one after the other: each keeps what its backward needs, one works at a time."""
-        return layers * self.kept + self.peak - self.kept
 
 
 @dataclass(frozen=True)
@@ -122,13 +105,17 @@ class Candidate:
 
 def choices(demand: Demand, kernel: Implementation, chunk_sizes: Iterable[int | None], gpu: Gpu) -> list[Candidate]:
     """Every batch at every chunk size of a kernel, fitting or not; None for a kernel that takes no chunk size."""
-    candidates = []
+    candidates, sequences, batches = [], demand.problem.batch, [demand.problem.batch]
+    if demand.tokens is not None:  # those that make a step of few calls
+        sequences = demand.tokens // demand.problem.seq_len
+        batches = sorted({math.ceil(sequences / calls) for calls in range(1, sequences + 1)})
     for size in chunk_sizes:
-        for batch in demand.batches:
+        for batch in batches:
             problem = demand.problem.with_(chunk_size=size, batch=batch)
             predicted = predict(kernel.modelled, kernel.count(problem), problem, gpu)
-            needed, allowed = memory(kernel, problem).of_layers(demand.layers), demand.memory_bytes
-            calls = math.ceil(demand.sequences / batch)
+            peak, kept = memory(kernel, problem)
+            needed = demand.layers * kept + peak - kept  # each layer keeps what its backward needs, one works at a time
+            allowed, calls = demand.memory_bytes, math.ceil(sequences / batch)
             candidates.append(
                 Candidate(
                     kernel=kernel,

@@ -78,12 +78,6 @@ class Campaign:
         values = conditions_of(self.rows, self.runs)
         return {name: " ".join(values.get(name, ["not recorded"])) for name in DECISIVE}
 
-    def apart_from(self, *others: Campaign) -> list[str]:
-        """Return those of its decisive conditions that any other does not share, in words."""
-        return [
-            f"{name} {value}" for name, value in self.decisive.items() if any(x.decisive[name] != value for x in others)
-        ]
-
 
 def campaigns(results: Iterable[Results]) -> list[Campaign]:
     """Return the rows of results folders, apart where device, driver or the versions that decide a time differ."""

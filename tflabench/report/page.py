@@ -53,7 +53,10 @@ def write(directory: Path, out: Path | None = None) -> Path:
 
 def render(directory: Path) -> str:
     """Return the page about the results in and below a folder, as HTML."""
-    plotly = _plotly()
+    spec = find_spec("plotly")  # its script is taken from the package, which need not be imported for that
+    if spec is None or not spec.submodule_search_locations:
+        raise InputError(f"the report needs the package plotly, which is not installed: {INSTALL}")
+    plotly = (Path(spec.submodule_search_locations[0]) / "package_data" / "plotly.min.js").read_bytes()
     named = {_name(results.folder, directory): results for results in find_results(directory)}
     payload = _payload(directory, named, _source(named))
     text = json.dumps(payload, separators=(",", ":"), allow_nan=False)
@@ -63,14 +66,6 @@ def render(directory: Path) -> str:
     for name, part in parts.items():
         html = html.replace(f"/*{name}*/", part, 1)
     return html
-
-
-def _plotly() -> bytes:
-    """Return Plotly's script, from the Python package, which need not be imported for that."""
-    spec = find_spec("plotly")
-    if spec is None or not spec.submodule_search_locations:
-        raise InputError(f"the report needs the package plotly, which is not installed: {INSTALL}")
-    return (Path(spec.submodule_search_locations[0]) / "package_data" / "plotly.min.js").read_bytes()
 
 
 def _text(name: str) -> str:

@@ -8,12 +8,10 @@ from __future__ import annotations
 import difflib
 import fcntl
 import json
-import os
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -221,7 +219,8 @@ def store_ceilings(device: str, dtype: str, ceilings: Ceilings) -> Path:
     half = path.with_suffix(".part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with _alone_in(path.parent):  # processes on other GPUs store theirs at the same time
+        with path.with_suffix(".lock").open("w") as lock:  # processes on other GPUs store theirs at the same time
+            fcntl.flock(lock, fcntl.LOCK_EX)
             stored = _stored()
             stored.setdefault(device, {})[dtype] = asdict(ceilings)
             half.write_text(json.dumps(stored, indent=1) + "\n")
@@ -229,17 +228,6 @@ def store_ceilings(device: str, dtype: str, ceilings: Ceilings) -> Path:
     except OSError as error:
         raise InputError(f"cannot write {path} ({error.strerror}): set XDG_CACHE_HOME to a writable folder") from None
     return path
-
-
-@contextmanager
-def _alone_in(folder: Path) -> Iterator[None]:
-    """Keep other processes out of the same block for the same folder."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
 
 
 def measured_ceilings(device: str, dtype: str = "bfloat16") -> Ceilings | None:
