@@ -166,13 +166,11 @@ def plot(
             matches no implementation.
     """
     from tflabench import figures
-    from tflabench.figures import facets
     from tflabench.figures.matplotlib_renderer import draw
 
     if not hasattr(df, "columns"):
         raise InputError(f"df is a {type(df).__name__}: it must be a DataFrame of rows, as tflabench.load returns it")
-    part = figures.source_of(df, _listed(highlight))
-    return draw(figures.largest(part, axis or next(iter(facets.swept_axes(part.rows)), "seq_len"), quantity))
+    return draw(figures.largest(df, axis, quantity, _listed(highlight)))
 
 
 def sweep(  # noqa: PLR0913  public

@@ -146,7 +146,7 @@ def test_throttled_points_are_named_in_the_caption_and_not_hollow():
 def test_more_patterns_than_colours_are_said(tmp_path):
     write(tmp_path, [row(name) for name in (f"some_{n}" for n in range(MOST + 1))])
     with pytest.warns(UserWarning, match=f"highlight names {MOST + 1} implementations: a figure colours the best 7"):
-        figures.source_of(read_rows(tmp_path), ["*"])
+        figures.largest(read_rows(tmp_path), None, "runtime", ["*"])
 
 
 def test_a_ratio_over_the_chunk_size_says_at_which():

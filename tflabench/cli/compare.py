@@ -75,7 +75,7 @@ def compare(
     emit(document, _text(judgement, f"A = {a}, B = {b}"), json_)
     if not allow_throttled and any("throttled" in (match.reason or "") for match in judgement.matches):
         note.print("Rows measured while the GPU held its clock back are ambiguous; --allow-throttled judges them too.")
-    if slower := judgement.regressions:
+    if slower := [match for match in judgement.matches if match.regressed]:
         worst = max(slower, key=lambda match: match.ratio or math.inf)
         how = f"takes {worst.ratio:.2f} times as long" if worst.ratio else worst.reason
         line = f"{len(slower)} of {len(judgement.matches)} points regress, the worst: {worst.b.point} {how}"

@@ -62,11 +62,6 @@ class Campaign:
         """Return whether all its rows are of today's kernels."""
         return all(is_current(row.implementation, row.kernel_version) for row in self.rows)
 
-    @cached_property
-    def started(self) -> str:
-        """Return when its first row was measured."""
-        return min(row.started_at for row in self.rows)
-
     @property
     def device(self) -> str:
         """Return the device that all its rows are of."""

@@ -268,7 +268,7 @@ def check(claim: Claim, kernels: str, campaigns: Sequence[Campaign]) -> Outcome:
     if claim.theory:
         candidates = [(claim.theory(), None)]
     else:
-        in_order = sorted(campaigns, key=lambda campaign: (not campaign.is_current, campaign.started))
+        in_order = sorted(campaigns, key=lambda each: (not each.is_current, min(r.started_at for r in each.rows)))
         candidates = [
             (numbers, campaign_of_numbers.folder)
             for campaign_of_numbers in in_order

@@ -265,11 +265,6 @@ class Judgement:
             for match in self.matches
         ]
 
-    @property
-    def regressions(self) -> list[Match]:
-        """Return the pairs of which B is slower, or failed where A ran."""
-        return [match for match in self.matches if match.regressed]
-
 
 def compare(matching: Matching, tolerance: Tolerance) -> Judgement:
     """Judge every pair of a matching."""

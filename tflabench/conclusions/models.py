@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tflabench.baselines.architectures import ARCHITECTURES
-from tflabench.conclusions.ratio import Ratio, ratio, timed
+from tflabench.conclusions.ratio import Ratio, fastest, ratio, timed
 from tflabench.conclusions.tables import TableColumn
 from tflabench.implementations import registry
 from tflabench.rows.schema import LEAD_LIMIT_S, Row
@@ -101,17 +101,18 @@ def gains(rows: Sequence[Row]) -> Iterator[str]:
         if timed(row):
             together[row.comparison_id, registry.operation(row.implementation)].append(row)
     for group in together.values():
-        roles = {row.implementation: registry.owner(row.implementation).role for row in group}
-        ours = min((row for row in group if roles[row.implementation] == "ours"), key=_ms, default=None)
-        peer = min((row for row in group if roles[row.implementation] == "peer"), key=_ms, default=None)
-        gain = _times_as_fast(ours, peer) if ours and peer else None
-        if gain and ours and peer:
+        of_role = defaultdict[str, list[Row]](list)
+        for row in group:
+            of_role[registry.owner(row.implementation).role].append(row)
+        if not (of_role["ours"] and of_role["peer"]):
+            continue
+        ours, peer = fastest(of_role["ours"]), fastest(of_role["peer"])
+        if gain := _times_as_fast(ours, peer):
             of = f"{record(ours)['mode']}, {ours.batch} x {ours.seq_len}{', both throttled' if ours.throttled else ''}"
             sentence = f"{ours.title} is {gain.value:.2f} ± {gain.margin:.2f} times as fast as {peer.title} ({of})"
             if recurrence := ours.details.get("recurrence_ms"):
-                sentence += (
-                    f"; with a recurrence that takes no time it would be {_ms(peer) / (_ms(ours) - recurrence):.2f}"
-                )
+                alone = peer.ms_median / (ours.ms_median - recurrence)  # type: ignore[operator]
+                sentence += f"; with a recurrence that takes no time it would be {alone:.2f}"
             yield f"{sentence}."
 
 
@@ -125,11 +126,10 @@ def crossings(rows: Sequence[Row]) -> Iterator[str]:
         attention = {row.seq_len: row for row in group if _is_attention(row)}
         for name in dict.fromkeys(row.implementation for row in group if not _is_attention(row)):
             mine = sorted((row for row in group if row.implementation == name), key=lambda row: row.seq_len)
-            faster = {}
-            for row in mine:
-                gain = _times_as_fast(row, attention[row.seq_len]) if row.seq_len in attention else None
-                if gain:
-                    faster[row.seq_len] = gain.value > 1
+            over = {
+                row.seq_len: _times_as_fast(row, attention[row.seq_len]) for row in mine if row.seq_len in attention
+            }
+            faster = {T: gain.value > 1 for T, gain in over.items() if gain}
             if faster:
                 passes = {"fw": "forward", "fwbw": "forward and backward"}[pass_]
                 rival = next(iter(attention.values())).title
@@ -148,11 +148,6 @@ def _from(faster: dict[int, bool]) -> str:
 
 def _is_attention(row: Row) -> bool:
     return registry.owner(row.implementation).name == "softmax attention"
-
-
-def _ms(row: Row) -> float:
-    assert row.ms_median is not None
-    return row.ms_median
 
 
 def _times_as_fast(row: Row, other: Row) -> Ratio | None:

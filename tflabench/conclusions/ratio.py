@@ -26,11 +26,6 @@ class Ratio(NamedTuple):
     margin: float
     bound: str = ""
 
-    @property
-    def low(self) -> float:
-        """Return the lower end of its interval."""
-        return self.value - self.margin
-
 
 def timed(row: Row) -> bool:
     """Return whether a row is right and its time is a number."""

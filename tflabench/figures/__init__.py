@@ -75,11 +75,10 @@ def figures(source: Source, what: Sequence[str] = WHAT) -> Iterator[Figure]:
             yield roofline.draw(f"roofline-{dtype}", source, of_dtype)
 
 
-def source_of(table: Rows, highlight: Sequence[str] = ()) -> Source:
-    """Return what figures start from, of a table that `rows.table.frame` made; of every point the last row.
+def largest(table: Rows, axis: str | None, quantity: str, highlight: Sequence[str] = ()) -> Figure:
+    """Return the figure of a quantity over an axis, or over the first that varies, that shows most rows of a table.
 
-    Raises:
-        InputError: no rows, rows of several devices, missing columns, or a pattern to highlight that matches nothing.
+    The table is one that `rows.table.frame` made; of every point the last row counts. InputError as `plot` has it.
     """
     last = {row.point: row for row in sorted(rows_of(table), key=lambda row: row.started_at)}
     if not last:
@@ -87,20 +86,12 @@ def source_of(table: Rows, highlight: Sequence[str] = ()) -> Source:
     devices = sorted({row.device for row in last.values()})
     if len(devices) > 1:
         raise InputError(f"the table has rows of {' and '.join(devices)}: give those of one, df[df['device'] == ...]")
-    names = dict.fromkeys(row.implementation for row in last.values())
-    require(highlight, names, "highlight")
-    return Source.of(Results(Path(), tuple(last.values()), {}), highlight)
-
-
-def largest(source: Source, axis: str, quantity: str) -> Figure:
-    """Return the figure of a quantity over an axis that shows most rows.
-
-    Raises:
-        InputError: an unknown axis or quantity, or an axis that no row has.
-    """
-    one_of("axis", axis, AXES)
+    require(highlight, dict.fromkeys(row.implementation for row in last.values()), "highlight")
+    source = Source.of(Results(Path(), tuple(last.values()), {}), highlight)
+    axes = facets.swept_axes(source.rows)
+    axis = one_of("axis", axis or next(iter(axes), "seq_len"), AXES)
     one_of("quantity", quantity, QUANTITIES)
     if source.rows[axis].isna().all():
-        raise InputError(f"axis is {axis!r}, which no row has: {nearest(axis, facets.swept_axes(source.rows))}")
+        raise InputError(f"axis is {axis!r}, which no row has: {nearest(axis, axes)}")
     part = max(facets.split(source.rows, axis), key=lambda part: len(part.rows))
     return curves.draw(f"{quantity}-{part.stem}", source, part, QUANTITIES[quantity])

@@ -35,7 +35,7 @@ def plan(handle: Installed, force: bool) -> list[Replacement]:
         registry: dict[str, Callable[..., Any]] = getattr(_library(module), registry_name)
         for suffix, function in ours.items():
             name = f"tflabench{suffix}"
-            replacements.append(Replacement(f"{kind}--{name}", registry, name, _counted(handle, function)))
+            replacements.append(Replacement(f"{kind}--{name}", registry, name, stand_in(handle, function, function)))
         for name, original in registry.items():
             if "triton" in name and ours:
                 served = stand_in(handle, original, ours["_siging" if "siging" in name else ""])
@@ -109,17 +109,6 @@ def step(
 
 def _library(module: str) -> Any:
     return importlib.import_module(f"mlstm_kernels.torch.{module}")
-
-
-def _counted(handle: Installed, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function under a name of ours, which models may keep for longer than it is installed."""
-
-    @functools.wraps(function)
-    def counted(*args: Any, **named: Any) -> Any:
-        handle.count()
-        return function(*args, **named)
-
-    return counted
 
 
 def _train(handle: Installed, backend: Any, native: Callable[[], Any]) -> Any:

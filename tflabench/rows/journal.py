@@ -101,33 +101,27 @@ class Store:
         except OSError as error:
             self._warn(error, "its rows will lack a description of the machine")
 
-    def save_unwritten(self) -> Path | None:
+    def save_unwritten(self) -> None:
         """Write rows that the disk still has no room for into the system's folder for temporary files.
 
         A warning says where they are, and how they come back.
-
-        Returns:
-            The file; None where there is no such row, or no room either.
         """
         self._write()
+        self.unsaved = None
         if not self._unwritten:
-            self.unsaved = None
-            return None
+            return
         count, journal = self._unwritten.count(b"\n"), self.folder / JOURNAL
         lack = f"{journal} has no room for {count} rows"
         try:
             descriptor, name = tempfile.mkstemp(prefix="tflabench-rows-", suffix=".jsonl")
             with open(descriptor, "wb") as file:
                 file.write(self._unwritten)
+            back = f"cat {shlex.quote(name)} >> {shlex.quote(str(journal))}"
+            self.unsaved = f"{lack}, which are in {name}: make room, then `{back}`"
         except OSError as error:
             nor = f"nor has the folder for temporary files ({error.strerror})"
             self.unsaved = f"{lack}, {nor}: they are lost"
-            warnings.warn(self.unsaved, stacklevel=3)
-            return None
-        back = f"cat {shlex.quote(name)} >> {shlex.quote(str(journal))}"
-        self.unsaved = f"{lack}, which are in {name}: make room, then `{back}`"
         warnings.warn(self.unsaved, stacklevel=3)
-        return Path(name)
 
     def export(self) -> list[Path]:
         """Write rows.parquet and rows.csv, with a warning where the disk is full; return the files that exist now."""
