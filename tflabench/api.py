@@ -139,8 +139,7 @@ def optimal_chunk_size(  # noqa: PLR0913  public
     problem = Problem(batch, heads, seq_len, d_qk, d_hv, dtype=dtype, pass_=pass_)
     state_bytes = dtype_bytes("state_dtype", state_dtype)
     tradeoff = Tradeoff(problem, gate, chosen_gpu(gpu, dtype).ceilings, state_bytes=state_bytes)
-    budget = float("inf") if memory_budget is None else parse_bytes("memory_budget", memory_budget)
-    return tradeoff.recommend(budget)
+    return tradeoff.recommend(None if memory_budget is None else parse_bytes("memory_budget", memory_budget))
 
 
 def plot(

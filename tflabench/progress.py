@@ -12,7 +12,7 @@ from rich.text import Text
 
 from tflabench.bench.sweep import Listener
 from tflabench.conclusions import summary
-from tflabench.rows.labels import PASS_TITLES, place
+from tflabench.rows.labels import PASS_TITLES
 
 if TYPE_CHECKING:
     from tflabench.bench import sweep
@@ -94,7 +94,7 @@ class ProgressPrinter(Listener):
 
     def _print(self, row: Row, line: str, style: str) -> None:
         if self._several:
-            line = f"{line}  ({place(row)})"
+            line = f"{line}  ({f'{row.node} {row.gpu_uuid[:12]}' if row.gpu_uuid else row.node})"
         self._console.print(Text(line, style))  # a style of the whole output would colour the table too
 
     def _table(self) -> RenderableType:

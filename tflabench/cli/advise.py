@@ -61,6 +61,7 @@ def advise(  # noqa: PLR0913  options
     choices by the time of a step and marks those on the frontier: no other is both smaller and faster.
     """
     from tflabench.conclusions import advise as advising
+    from tflabench.theory import held_out
 
     if tokens is not None and batch is not None:
         raise InputError(f"batch is {batch} and tokens {tokens}: give one of them, --tokens chooses the batch")
@@ -70,19 +71,21 @@ def advise(  # noqa: PLR0913  options
     demand = advising.Demand(problem, layers, tokens, memory_budget or chip.memory_bytes)
     advice = advising.advice(demand, chip, options.words(gate), ",".join(impl) if impl else None)
     advice.require_fit()
-    document = _document(advice)
+    ranked = [advice.row(choice) for choice in advice.ranked]
+    document = {
+        "recommended": ranked[0],
+        "ranked": ranked,
+        "frontier": [advice.row(choice) for choice in advice.frontier],
+        "refused": [asdict(refusal) for refusal in advice.refused],
+        "never_run": not held_out.has_run_on(advice.gpu),
+        "layers": demand.layers,
+        "tokens": demand.tokens,
+        "memory_budget_bytes": demand.memory_bytes,
+        "problem": demand.problem.columns(),
+        "gpu": asdict(advice.gpu),
+        "notes": list(_notes(advice)),
+    }
     emit(document, _text(advice, document), as_json)
-
-
-def _title(advice: Advice) -> str:
-    demand, p = advice.demand, advice.demand.problem
-    size = f"batch {p.batch}" if demand.tokens is None else f"{demand.tokens:,} tokens a step"
-    layers = f", {demand.layers} layers" if demand.layers > 1 else ""
-    passes = {"fw": "forward", "fwbw": "forward + backward"}[p.pass_]
-    return (
-        f"{passes} on {advice.gpu.name}: T = {p.seq_len}, {size}, {p.heads} heads, d_qk = {p.d_qk}, d_hv = {p.d_hv}, "
-        f"{p.dtype}{layers}"
-    )
 
 
 def _notes(advice: Advice) -> Iterator[str]:
@@ -148,7 +151,14 @@ def _text(advice: Advice, document: dict[str, Any]) -> Iterator[RenderableType]:
         TableColumn("largest\nbatch", "largest_batch", ">", drop=1),
         TableColumn("", mark, "<"),
     ]
-    yield Text(_title(advice), style="bold")
+    p, passes = demand.problem, {"fw": "forward", "fwbw": "forward + backward"}
+    size = f"batch {p.batch}" if demand.tokens is None else f"{demand.tokens:,} tokens a step"
+    layers = f", {demand.layers} layers" if demand.layers > 1 else ""
+    yield Text(
+        f"{passes[p.pass_]} on {advice.gpu.name}: T = {p.seq_len}, {size}, {p.heads} heads, d_qk = {p.d_qk}, "
+        f"d_hv = {p.d_hv}, {p.dtype}{layers}",
+        style="bold",
+    )
     yield FittedTable(columns, document["ranked"][:TOP])
     yield Text("The frontier: what more memory buys, in steps of more than 1% of the time.", style="bold")
     for choice in advice.frontier:
@@ -163,24 +173,3 @@ def _text(advice: Advice, document: dict[str, Any]) -> Iterator[RenderableType]:
         sizes = ", ".join(str(refusal.chunk_size) for refusal in refused if refusal.chunk_size is not None)
         yield f"Left out: {name}{f' at L = {sizes}:' if sizes else ''} {refused[0].reason}."
     yield from document["notes"]
-
-
-def _document(advice: Advice) -> dict[str, Any]:
-    """Return the advice as --json prints it."""
-    from tflabench.theory import held_out
-
-    demand = advice.demand
-    ranked = [advice.row(choice) for choice in advice.ranked]
-    return {
-        "recommended": ranked[0],
-        "ranked": ranked,
-        "frontier": [advice.row(choice) for choice in advice.frontier],
-        "refused": [asdict(refusal) for refusal in advice.refused],
-        "never_run": not held_out.has_run_on(advice.gpu),
-        "layers": demand.layers,
-        "tokens": demand.tokens,
-        "memory_budget_bytes": demand.memory_bytes,
-        "problem": demand.problem.columns(),
-        "gpu": asdict(advice.gpu),
-        "notes": list(_notes(advice)),
-    }

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -62,15 +62,27 @@ def compare(
     side_a, side_b = comparison.sides(a, b, inside, ",".join(impl) if impl else "*")
     note = stderr()
     differing = differences(side_a.conditions, side_b.conditions)
-    for line in _warnings(differing):
-        note.print(line, style="bold yellow")
+    if machines := differing.get("device"):
+        line = "Different machines: A ran on {}, B on {}. Ratios compare the machines as much as the kernels."
+        note.print(line.format(*machines), style="bold yellow")
+    settings = [f"{name} {in_a} in A, {in_b} in B" for name, (in_a, in_b) in differing.items() if name != "device"]
+    if settings:
+        note.print(f"Different versions or settings: {'; '.join(settings)}.", style="bold yellow")
     judgement = comparison.compare(comparison.matched(side_a, side_b, inside), tolerance)
     document = {
         "a": {"name": side_a.name, **side_a.conditions},
         "b": {"name": side_b.name, **side_b.conditions},
         "differences": {name: {"a": in_a, "b": in_b} for name, (in_a, in_b) in differing.items()},
         "rules": asdict(tolerance),
-        **_as_json(judgement),
+        "thresholds": [
+            {"threshold": threshold.value, "why": threshold.why, "points": count}
+            for threshold, count in judgement.thresholds.items()
+        ],
+        "counts": judgement.counts,
+        "geometric_mean_ratio": judgement.geometric_mean,
+        "points": judgement.points,
+        "only_a": [row.point for row in judgement.only_a],
+        "only_b": [row.point for row in judgement.only_b],
     }
     emit(document, _text(judgement, f"A = {a}, B = {b}"), json_)
     if not allow_throttled and any("throttled" in (match.reason or "") for match in judgement.matches):
@@ -93,16 +105,6 @@ def _fraction(text: str) -> float:
     if rest or math.copysign(1, value) < 0 or not 0 <= value < (LARGEST_THRESHOLD if percent else 1):
         raise InputError(f"--threshold is {text!r}: it must be a percentage such as 5%, or a fraction such as 0.05")
     return value
-
-
-def _warnings(differing: dict[str, tuple[str, str]]) -> list[str]:
-    """Return what to know before any ratio is read, a line each."""
-    lines = []
-    if "device" in differing:
-        a, b = differing["device"]
-        lines.append(f"Different machines: A ran on {a}, B on {b}. Ratios compare the machines as much as the kernels.")
-    settings = [f"{name} {a} in A, {b} in B" for name, (a, b) in differing.items() if name != "device"]
-    return lines + [f"Different versions or settings: {'; '.join(settings)}."] * bool(settings)
 
 
 def _text(judgement: Judgement, title: str) -> Iterator[RenderableType]:
@@ -142,17 +144,3 @@ def _text(judgement: Judgement, title: str) -> Iterator[RenderableType]:
     for side, rows in (("A", judgement.only_a), ("B", judgement.only_b)):
         if rows:
             yield f"{len(rows)} points only in {side}, among them {rows[0].point}"
-
-
-def _as_json(judgement: Judgement) -> dict[str, Any]:
-    return {
-        "thresholds": [
-            {"threshold": threshold.value, "why": threshold.why, "points": count}
-            for threshold, count in judgement.thresholds.items()
-        ],
-        "counts": judgement.counts,
-        "geometric_mean_ratio": judgement.geometric_mean,
-        "points": judgement.points,
-        "only_a": [row.point for row in judgement.only_a],
-        "only_b": [row.point for row in judgement.only_b],
-    }

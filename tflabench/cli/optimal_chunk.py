@@ -76,13 +76,12 @@ def optimal_chunk(  # noqa: PLR0913  options
         for chip in chips
         for width in widths
     ]
-    budget = float("inf") if memory_budget is None else memory_budget
     setting = (
         f"T {seq_len}, batch {batch}, {heads} heads, {dtype}, states {state_dtype}, F_causal {causal_factor:g}, "
         f"{counts} counts"
     )
     if len(given) > 1:
-        best = [(chip, tradeoff, tradeoff.recommend(budget)) for chip, tradeoff in given]
+        best = [(chip, tradeoff, tradeoff.recommend(memory_budget)) for chip, tradeoff in given]
         lines = [
             {"gpu": chip.name, "d_hv": of.problem.d_hv, "runtime_optimal": of.runtime_optimal}
             | {"within_5_percent": list(of.within()), **_at(of, size)}
@@ -93,7 +92,7 @@ def optimal_chunk(  # noqa: PLR0913  options
         return
     ((chip, tradeoff),) = given
     title = f"{GATES[kind].title} {PASS_NAMES[pass_]} on {chip.name}: d_qk {d_qk}, d_hv {widths[0]}, {setting}"
-    document = _document(chip, tradeoff, tradeoff.recommend(budget)) | {"memory_budget_bytes": memory_budget}
+    document = _document(chip, tradeoff, tradeoff.recommend(memory_budget)) | {"memory_budget_bytes": memory_budget}
     emit(document, _text(title, tradeoff, document), as_json)
 
 

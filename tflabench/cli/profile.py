@@ -81,20 +81,17 @@ def profile(  # noqa: PLR0913  options
     emit(_document(seen), _text(seen), as_json)
 
 
-def _title(seen: Profile) -> str:
-    p = seen.problem
-    chunk = f", L = {p.chunk_size}" if p.chunk_size else ""
-    return (
-        f"{seen.point.implementation.title}, {p.pass_}: T = {p.seq_len}, batch {p.batch}, {p.heads} heads, "
-        f"d_qk = {p.d_qk}, d_hv = {p.d_hv}{chunk}, {p.dtype}"
-    )
-
-
 def _text(seen: Profile) -> Iterator[RenderableType]:
     """Yield the parts of the call, what was counted of its kernels, and both against the models."""
     from rich.text import Text
 
-    yield Text(_title(seen), style="bold")
+    p = seen.problem
+    chunk = f", L = {p.chunk_size}" if p.chunk_size else ""
+    yield Text(
+        f"{seen.point.implementation.title}, {p.pass_}: T = {p.seq_len}, batch {p.batch}, {p.heads} heads, "
+        f"d_qk = {p.d_qk}, d_hv = {p.d_hv}{chunk}, {p.dtype}",
+        style="bold",
+    )
     if seen.wrong:
         yield Text(f"Its result is wrong: {seen.wrong}", style="bold red")
     yield _parts_table(seen)

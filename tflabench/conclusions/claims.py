@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from itertools import pairwise
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -30,7 +29,7 @@ from tflabench.conclusions.claim import (
     rate,
     times,
 )
-from tflabench.conclusions.theory_claims import THEORY_CLAIMS
+from tflabench.conclusions.theory_claims import THEORY_CLAIMS, rising
 
 if TYPE_CHECKING:
     from tflabench.conclusions.campaigns import Campaign
@@ -289,7 +288,7 @@ CLAIMS = (
         value=lambda sig: rate(sig),
         form="{:.0f} TFLOP/s",
         about="counted FLOPs over measured time, over those of the L before",
-        of=lambda numbers: [after / before for before, after in pairwise(numbers.values())],
+        of=rising,
         stated=Stated(low=1),
     ),
     _of_fig17(

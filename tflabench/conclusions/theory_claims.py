@@ -49,7 +49,7 @@ def time_at_most_flops_a_second() -> Numbers:
 
 def rising(numbers: Numbers) -> list[Interval]:
     """Return every number over the one before."""
-    return [Interval.around(after.value / before.value) for before, after in pairwise(numbers.values())]
+    return [after / before for before, after in pairwise(numbers.values())]
 
 
 def inside(numbers: Numbers) -> Iterable[Interval]:

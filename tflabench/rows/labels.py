@@ -52,11 +52,6 @@ def percentages(row: Row) -> str:
     return f"{row.percent_of_bound:.0f}% of the bound" + (f" ({', '.join(more)})" if more else "")
 
 
-def place(row: Row) -> str:
-    """Return where a row was measured: its node, and the first digits of its GPU's UUID."""
-    return f"{row.node} {row.gpu_uuid[:12]}" if row.gpu_uuid else row.node
-
-
 def milliseconds(row: Row) -> str:
     """Return the median time in words."""
     return f"{row.ms_median:.3g} ms"

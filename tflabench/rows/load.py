@@ -49,12 +49,7 @@ class Results:
 
 
 def read_results(folder: Path | str) -> Results:
-    """Read a results folder with its rows and the environments behind them.
-
-    Raises:
-        InputError: no such folder, no rows in it, rows of another schema version, or an environment.json that no sweep
-            wrote.
-    """
+    """Read a results folder: its rows, and the environments behind them; InputError where it has none, or others."""
     folder = Path(folder)
     rows = rows_by_point(folder)
     if not rows:

@@ -35,10 +35,7 @@ RIVALS = {
 def parse_values(axis: str, text: str) -> Values:
     """Return the values of an axis: `512,1024`, `512:65536:x2` (geometric), `64:512:+64` (linear), both ends included.
 
-    `chunk_size` may also be `auto` (None: the implementation chooses), `pass` also `both`.
-
-    Raises:
-        InputError: unknown axis, malformed or empty values, or values below 1.
+    `chunk_size` may also be `auto` (None: the implementation chooses), `pass` also `both`. InputError for all else.
     """
     if axis not in AXES:
         raise InputError(f"unknown axis {axis!r}; {registry.nearest(axis, AXES)}")
@@ -81,11 +78,7 @@ def overlay(axes: Mapping[str, Values], changes: Mapping[str, Values]) -> dict[s
 
 
 def resolve(values: Mapping[str, Any]) -> Problem:
-    """Return the problem of one value of each axis; `tokens`, `embedding` and `head_dim` set what they imply.
-
-    Raises:
-        InputError: a size is missing or below 1, or tokens or embedding are no multiple of seq_len or d_hv.
-    """
+    """Return the problem of one value of each axis, or InputError; tokens, embedding, head_dim set what they imply."""
     sizes = {axis: values[axis] for axis in ("seq_len", "chunk_size", *WORDS) if axis in values}
     for axis in ("d_qk", "d_hv"):
         sizes[axis] = values.get(axis, values.get("head_dim"))

@@ -28,11 +28,7 @@ Source = Literal["calibrated model", "published bound"]
 
 
 def launches(problem: Problem, kernel: Modelled, device: Device = USUAL) -> list[Launch]:
-    """Return the kernels of one call at `problem.chunk_size`, as planned for a device.
-
-    Raises:
-        InputError: no chunk size, a decode step, or inputs that are not 16 bits wide: those kernels are others.
-    """
+    """Return the kernels of a call at `problem.chunk_size` on a device; InputError for calls that it knows none of."""
     if problem.chunk_size is None:
         raise InputError("chunk_size is not given: the calibrated model needs the one that ran")
     if problem.pass_ == "decode":

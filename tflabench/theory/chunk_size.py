@@ -114,14 +114,14 @@ class Tradeoff:
         normalizer = 2 * p.seq_len * self.state_bytes if GATES[self.gate].normalized else 0
         return p.batch * p.heads * (passes * (per_step * p.seq_len + states) + normalizer)
 
-    def recommend(self, memory_budget: float = math.inf) -> int:
+    def recommend(self, memory_budget: float | None = None) -> int:
         """Return the L of least upper time among `chunk_sizes` that fit a budget in bytes; InputError if none fits."""
         sizes = chunk_sizes(self.problem.seq_len)
-        fitting = [size for size in sizes if self.memory(size) <= memory_budget]
+        fitting = [size for size in sizes if self.memory(size) <= (memory_budget or math.inf)]
         if not fitting:
             least = math.ceil(self.memory(sizes[-1]) / 2**20)
             raise InputError(
-                f"memory_budget is {size_in_words(memory_budget)}: it must be at least {least} MiB, "
+                f"memory_budget is {size_in_words(memory_budget or math.inf)}: it must be at least {least} MiB, "
                 f"what chunk size {sizes[-1]} needs"
             )
         return min(fitting, key=lambda size: self.time(size).upper)

@@ -141,9 +141,9 @@ def flop_polynomial(
     if counts == "published" and formulation != "attention" and published:
         total = published(formulation, d_qk, d_hv, causal_factor)
     else:
-        total = _sum(flop_terms(formulation, gate, d_qk, d_hv, causal_factor))
+        total = sum_of(flop_terms(formulation, gate, d_qk, d_hv, causal_factor))
     if pass_ == "fwbw":
-        total += _sum(backward_flop_terms(formulation, gate, d_qk, d_hv, causal_factor))
+        total += sum_of(backward_flop_terms(formulation, gate, d_qk, d_hv, causal_factor))
     return total
 
 
@@ -157,9 +157,9 @@ def byte_polynomial(
     **widths: Number,
 ) -> Polynomial:
     """Bytes read and written per head and unit; `widths` are the other arguments of `byte_terms`."""
-    total = _sum(byte_terms(formulation, gate, d_qk, d_hv, **widths))
+    total = sum_of(byte_terms(formulation, gate, d_qk, d_hv, **widths))
     if pass_ == "fwbw":
-        total += _sum(backward_byte_terms(formulation, gate, d_qk, d_hv, **widths))
+        total += sum_of(backward_byte_terms(formulation, gate, d_qk, d_hv, **widths))
     return total
 
 
@@ -495,7 +495,8 @@ def state_elements(gate: Gate, d_qk: Number, d_hv: Number) -> Number:
     return d_qk * d_hv + (d_qk + 1) * GATES[gate].normalized
 
 
-def _sum(terms: Terms) -> Polynomial:
+def sum_of(terms: Terms) -> Polynomial:
+    """Return the sum of terms."""
     return sum(terms.values(), Polynomial())
 
 

@@ -207,13 +207,10 @@ def described(device: str, dtype: str = "bfloat16") -> Gpu:
 
 
 def store_ceilings(device: str, dtype: str, ceilings: Ceilings) -> Path:
-    """Keep measured ceilings of a device for a dtype; returns the file written.
+    """Keep measured ceilings of a device for a dtype; return the file, or InputError where it cannot be written.
 
     Args:
         device: the driver's name of a kind of GPU, the UUID of one, or the name of a CPU.
-
-    Raises:
-        InputError: the file cannot be written.
     """
     path = ceilings_file()
     half = path.with_suffix(".part")

@@ -12,7 +12,7 @@ again. Every kernel reads its inputs and writes its outputs once.
 from __future__ import annotations
 
 from tflabench.problem import Problem
-from tflabench.theory.cost import Cost, Polynomial, Terms, over_sequence
+from tflabench.theory.cost import Cost, Polynomial, Terms, over_sequence, sum_of
 
 STATE_BYTES = 4  # of an element of a state between chunks: float32, where a kernel does not say
 
@@ -37,10 +37,8 @@ def cost(
     passes = ("forward", "backward") if problem.pass_ == "fwbw" else ("forward",)
     flops, moved = Polynomial(), Polynomial()
     for pass_, width in zip(passes, state_bytes, strict=False):
-        for term in flop_terms(pass_, problem.d_qk, problem.d_hv, delta, chunk_size, group).values():
-            flops += term
-        for term in byte_terms(pass_, problem, decays, delta, group, width).values():
-            moved += term
+        flops += sum_of(flop_terms(pass_, problem.d_qk, problem.d_hv, delta, chunk_size, group))
+        moved += sum_of(byte_terms(pass_, problem, decays, delta, group, width))
     heads = problem.batch * problem.heads
     return Cost(
         flops=heads * over_sequence(flops, problem.seq_len, chunk_size),

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from forked_workers import fork_workers
@@ -17,6 +20,7 @@ from tflabench.bench.profile.calls import merge
 from tflabench.bench.profile.counters import KernelCounters
 from tflabench.cli.main import app
 from tflabench.implementations import registry
+from tflabench.kernels.scalar.plan.tfla import planned
 from tflabench.problem import Problem
 from tflabench.selection.points import Point
 from tflabench.theory import calibrated, hardware, tfla
@@ -263,13 +267,20 @@ def test_counted_kernels_are_as_near_the_calibrated_models_as_they_were():
         assert moved == pytest.approx(COUNTED[made][1], abs=BYTES_WITHIN), made
 
 
+def planned_with(tiles: tfla.Tiles) -> Callable[..., Any]:
+    """Return what plans a call with other tiles of its parallel kernels."""
+    outputs = SimpleNamespace(tiles=tiles, members=1)
+    parallel = dict.fromkeys(("h", "dq", "dk", "dv"), outputs)
+    return lambda *call: SimpleNamespace(**parallel, forward_states=planned(*call).forward_states)
+
+
 @pytest.mark.parametrize(
     ("where", "name", "wrong"),
     [
         (tfla, "TILE_GATES", 0),  # gates' sums within tiles are not read
         (calibrated, "STATE_BYTES", {"tfla": 4, "unpipelined": 4}),  # chunk states in float32
-        (tfla, "tiling", lambda *_: tfla.Tiles(128, 64, 128, 256, 8, 3)),  # tiles of other kernels
-        (tfla, "tiling", lambda *_: tfla.Tiles(64, 64, 128, 128, 4, 2)),
+        (tfla, "planned", planned_with(tfla.Tiles(128, 64, 128, 256, 8, 3))),  # tiles of other kernels
+        (tfla, "planned", planned_with(tfla.Tiles(64, 64, 128, 128, 4, 2))),
         (tfla, "state_elements", lambda gate, d_qk, d_hv: d_qk * d_qk),  # a state of the wrong shape
     ],
 )
