@@ -58,7 +58,7 @@ def test_every_series_is_named_and_the_figure_within_its_page(name):
 
 def test_names_above_a_panel_do_not_meet():
     costs = {size: tradeoff().cost(size) for size in (16, 64, 256, 1024, 4096)}  # those of the command
-    drawing = draw(of_gpus([find("H100")], costs, "mLSTMsig forward"))
+    drawing = draw(Roofline("mLSTMsig forward", [find("H100")], costs).figure)
     texts = [text for text in drawing.findobj(Text) if text.get_text().replace("\u00a0", " ").startswith("L = ")]
     boxes = [text.get_window_extent() for text in texts]
     assert len(boxes) == 5
