@@ -66,7 +66,9 @@ def measure(_: int, file: str) -> None:
     ranks.leader("cpu").close()
 
 
-def test_the_worker_has_the_first_part_of_a_sequence_and_its_gradients(tmp_path):
+def test_the_worker_has_the_first_part_of_a_sequence_and_its_gradients(tmp_path, monkeypatch):
+    monkeypatch.setattr(registry, "_plugged", [])
+    monkeypatch.setattr(registry, "_by_plugin", {})  # the other rank plugs in what is in use here
     start_processes(measure, (str(tmp_path / "made.pt"),), 1, start_method="fork")
     (first, second, alone, last, again), details, refusal, ended = torch.load(tmp_path / "made.pt")
     assert first[0].shape[1] == 20

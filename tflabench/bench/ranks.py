@@ -113,7 +113,7 @@ class Leader(World):
         for rank, follower in enumerate(self._followers[: ranks - 1], 1):
             try:
                 follower.pipe.recv()
-            except EOFError:
+            except (EOFError, ConnectionError):  # reset where it had not read all that it was told
                 how, line = follower.last_words()
                 self.close()
                 leader.cache_clear()
