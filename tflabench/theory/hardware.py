@@ -136,15 +136,6 @@ TABLES = tomllib.loads(Path(__file__).with_name("gpus.toml").read_text(encoding=
 KNOWN = tuple(read_gpu(table, "gpus.toml") for table in TABLES)
 
 
-def _of_file(path: Path) -> Gpu:
-    try:
-        return read_gpu(tomllib.loads(path.read_text(encoding="utf-8")), str(path))
-    except OSError as error:
-        raise InputError(f"GPU {path} cannot be read ({error.strerror}): name a TOML file") from None
-    except ValueError as error:  # of TOML, of its encoding, and InputError
-        raise InputError(f"GPU {path}: {error}") from None
-
-
 @cache
 def table_18() -> tuple[Gpu, ...]:
     """Return the paper's Table 18, to reproduce its figures: V100 SXM2, A100 SXM, H100 SXM, B200 HGX."""
@@ -164,7 +155,12 @@ def find(name: str) -> Gpu:
         InputError: no such GPU, with the nearest names; or a file that cannot be read, or that describes none.
     """
     if name.endswith(".toml"):
-        return _of_file(Path(name))
+        try:
+            return read_gpu(tomllib.loads(Path(name).read_text(encoding="utf-8")), name)
+        except OSError as error:
+            raise InputError(f"GPU {name} cannot be read ({error.strerror}): name a TOML file") from None
+        except ValueError as error:  # of TOML, of its encoding, and InputError
+            raise InputError(f"GPU {name}: {error}") from None
     gpus = {_plain(n): gpu for gpu in KNOWN for n in (gpu.name, *gpu.aliases)}
     if _plain(name).startswith("paper"):
         gpus = {_plain(gpu.name): gpu for gpu in table_18()}
