@@ -222,7 +222,10 @@ QUICK = asdict(SHORT.brief) | {"min_samples": 5, "warmup_iterations": 2}
 
 def problem_of(name: str) -> Problem:
     """Return a problem of which a cheat gets something wrong."""
-    return SMALL.with_(pass_="fwbw" if CHEATS[name].backward else "fw", seq_len=700 if "cut" in name else 40)
+    steps = 700 if "cut" in name else 40
+    if name == "memoises_values":  # turns draw their values from 2,804 orders of so many steps, not from 20
+        steps = 701
+    return SMALL.with_(pass_="fwbw" if CHEATS[name].backward else "fw", seq_len=steps)
 
 
 def measured(impl: Implementation, problem: Problem, monkeypatch: Any, device: str = "cpu") -> dict[str, Any]:
