@@ -28,6 +28,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from tflabench.kernels.common import device
 from tflabench.kernels.common.cover import cdiv
 from tflabench.kernels.common.launching import enqueue
 from tflabench.kernels.common.rows import empty_rows, load_matrix, load_rows, rows, store_rows
@@ -144,11 +145,13 @@ def gradients_of_channels(
     plan, q = call.plan, inputs[0]
     batch, heads, _, T, d_qk, d_hv = plan.sizes
     grads = tuple(map(empty_rows, inputs[:3]))
+    # ptxas 13.4 gives it 32 registers on Ampere, and spills 36 KB a thread, unless it is told how many there are.
+    registers = {"maxnreg": 255} if device.figures(q.device).architecture < 90 else {}
     enqueue(
         kda_tile_gradients, batch * heads * plan.tiles * cdiv(d_qk, plan.channels),
         KdaGradientInputs(*map(rows, inputs), *states), beta, *map(rows, grads),
         DeltaSizes(heads, 1, T, d_qk, d_hv, 1, call.scale, 1),
         config=KdaTileConfig.of(call, q.dtype), COLUMNS=plan.columns,
-        num_warps=8, num_stages=STAGES if q.dtype != torch.float32 else 1,
+        num_warps=8, num_stages=STAGES if q.dtype != torch.float32 else 1, **registers,
     )  # fmt: skip
     return grads

@@ -30,6 +30,7 @@ CASES: dict[str, tuple[Any, ...]] = {  # sm, d_qk, d_hv, dtype, gate, bounds of 
     "documents": (90, 128, 256, torch.bfloat16, DELTA_NET, (0, 100, 1000, 4096)),
     "older": (80, 128, 256, torch.bfloat16, GATED_DELTA_NET, None),
     "kda": (90, 128, 128, torch.bfloat16, KDA, None),
+    "kda_older": (80, 128, 128, torch.bfloat16, KDA, None),
     "kda_widest": (90, 128, 512, torch.bfloat16, KDA, None),
     "fused": (90, 128, 128, torch.bfloat16, GATED_DELTA_NET, None),
     "fused_documents": (90, 128, 128, torch.float16, GATED_DELTA_NET, (0, 100, 1000, 4096)),

@@ -16,8 +16,9 @@ CASES = "wide", "fused", "kda", "fused_kda"
 
 @pytest.mark.parametrize("triton", ["installed", "oldest"] if EVERY else ["oldest"])
 def test_kernels_fit_the_chip(triton: str) -> None:
-    compiled = compiled_under(triton, "compile_delta.py", *CASES, *["fused_documents"] * EVERY)["kernels"]
+    compiled = compiled_under(triton, "compile_delta.py", *CASES, *["fused_documents", "kda_older"] * EVERY)["kernels"]
     check_of_channels([kernel for kernel in compiled if kernel["case"] == "kda"])
+    check_before_hopper([kernel for kernel in compiled if kernel["case"] == "kda_older"])
     fused = [kernel for kernel in compiled if kernel["case"].startswith("fused")]
     kernels = [kernel for kernel in compiled if kernel["case"] == "wide"]
     check_fused(fused, triton)
@@ -50,6 +51,13 @@ def check_fused(kernels: list[dict[str, Any]], triton: str) -> None:
         # Products of blocks that stand apart are whole ones there, and ptxas serialises them.
         serialised = {"C7512"} if (triton, kernel["kernel"]) == ("installed", "make_operands") else set()
         assert set(kernel["warnings"]) <= serialised, kernel
+
+
+def check_before_hopper(kernels: list[dict[str, Any]]) -> None:
+    """All registers are used on an A100: products there have their results in registers, so more is spilled."""
+    for kernel in kernels:
+        assert kernel["registers"] == 255, kernel
+        assert kernel["spilled_bytes"] <= (3600 if kernel["kernel"] == "kda_tile_gradients" else 700), kernel
 
 
 def check_of_channels(kernels: list[dict[str, Any]]) -> None:
