@@ -7,11 +7,11 @@ gate sees the worker's part alone: the other ranks send no gradients.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import tempfile
 import time
+import traceback
 import weakref
 from datetime import timedelta
 from functools import cache
@@ -217,12 +217,18 @@ def main(device_type: str, rank: str, size: str, store: str, descriptor: str) ->
     pipe = Connection(int(descriptor))
     for plugin in pipe.recv():
         registry.plug_in(plugin)
-    with contextlib.suppress(EOFError):
-        while order := pipe.recv():
+    try:
+        while True:
+            order = pipe.recv()
             case, output = cases.pop(order["case"], (None, None))
             if order["what"] != "drop":
                 cases[order["case"]] = follow(world, pipe, case, order, output)
-    os._exit(0)  # the worker waits for no goodbye
+    except EOFError:
+        os._exit(0)  # the worker waits for no goodbye
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)  # threads of a collective would end the process by a signal instead, and say so last
 
 
 if __name__ == "__main__":
