@@ -154,18 +154,21 @@ class WarmUp:
         paused: whether it leaves the GPU alone.
         pauses: how often that began.
         gave_way: how often it was asked to give its memory back, of which it has some.
+        replays: what autotuners of the points chose before.
     """
 
     def __init__(self, after: dict[str, int], results: dict[str, tuple[str, str]] | None = None) -> None:
         self.after, self.results = after, results or {}
         self.paused, self.pauses, self.gave_way = False, 0, 0
         self.at_work: tuple[Point, ...] = ()
+        self.replays: list[Any] = []
         self._submitted = 0
         self._polls = 0
         self._waiting: dict[int, Point] = {}
 
-    def submit(self, point: Point) -> int:
+    def submit(self, point: Point, replay: Any = None) -> int:
         self._submitted += 1
+        self.replays.append(replay)
         self._waiting[self._submitted] = point
         self.at_work = tuple(self._waiting.values())
         return self._submitted
@@ -349,7 +352,7 @@ def test_who_compiles_longer_joins_later_and_all_rounds_are_common(tmp_path):
     assert by_name["a"].compile_s == 2.5
 
 
-def test_what_tunes_has_the_gpu_for_itself_and_a_process_of_its_own(tmp_path):
+def test_what_tunes_has_the_gpu_for_itself_and_a_process_of_its_own(tmp_path, known, monkeypatch):
     workers = Workers()
     run([comparison("a", "b", "c")], workers, tmp_path)
     assert ("process", "start") in workers.said
@@ -372,6 +375,10 @@ def test_what_tunes_has_the_gpu_for_itself_and_a_process_of_its_own(tmp_path):
     replayed.send = lambda slot, job, timeout_s: (sent.append(job), monkey(slot, job, timeout_s))[1]  # type: ignore[method-assign]
     run([comparison("c")], replayed, tmp_path)
     assert [job["replay"] for job in sent if job and job["kind"] == "prepare"] == [tuned["choices"]]
+    monkeypatch.setattr(registry, "_plugged", [replace(known["c"], compiles=True)])
+    warm_up = WarmUp({})
+    run([comparison("c")], Workers(), tmp_path, warm_up)
+    assert warm_up.replays == [tuned["choices"]]
 
 
 def test_who_compiles_in_its_own_process_is_paused_while_others_are_timed(tmp_path, monkeypatch):

@@ -11,6 +11,7 @@ from triton.runtime.errors import OutOfResources
 
 from tflabench.bench import tuning as tunings
 from tflabench.bench.tuning import TuningStore, tuning
+from tflabench.bench.warming import warming
 from tflabench.implementations.registry import get
 from tflabench.problem import Problem
 from tflabench.rows.schema import Row
@@ -145,6 +146,19 @@ def test_a_choice_is_replayed_without_trying_the_others():
     gone = {"kernel": {**chosen.choices["kernel"], "BLOCK": 128}}
     tuned, _ = choose(640, replay=gone)
     assert (tuned.choices["kernel"]["BLOCK"], tuned.tried) == (64, 3)
+
+
+def test_a_warm_up_compiles_what_was_chosen_before_and_nothing_else(monkeypatch):
+    compiled: list[int] = []
+    monkeypatch.setattr(Kernel, "warmup", lambda *_, BLOCK, **__: compiled.append(BLOCK), raising=False)
+    chosen, _ = choose(320)
+    for replay, blocks in ((None, [16, 32, 64]), (chosen.choices, [32])):
+        compiled.clear()
+        of = Kernel()
+        with warming(), tuning(None, replay):
+            tuner(of).run(1, 640, grid=(1,))
+        assert compiled == blocks
+        assert sorted({block for _, block in of.calls}) == blocks
 
 
 def test_a_kernel_tuned_for_two_keys_has_two_choices():

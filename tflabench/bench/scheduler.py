@@ -125,7 +125,7 @@ class Scheduler:
             if reason := impl.refuses(point.problem, self._device):
                 run.fail("unsupported", reason)
             elif self._warm_up and impl.compiles:
-                self._tickets[self._warm_up.submit(point)] = run
+                self._tickets[self._warm_up.submit(point, tuned_before and tuned_before["choices"])] = run
             else:
                 run.state = "ready"
         self._waiting.append(ComparisonRun(task, runs, self._rules.protocol))

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from itertools import count
 
 from tflabench.bench.estimate import needed_bytes
+from tflabench.bench.tuning import Config
 from tflabench.bench.warming import WarmUpGate
 from tflabench.bench.workers import Workers
 from tflabench.selection.points import Point
@@ -43,6 +44,7 @@ class Warmed:
 class _Job:
     ticket: int
     point: Point
+    replay: Mapping[str, Config] | None
 
     @property
     def bytes(self) -> int:
@@ -95,9 +97,13 @@ class WarmUp:
         """Return the points that are warmed up now."""
         return tuple(job.point for job in self._working.values())
 
-    def submit(self, point: Point) -> int:
-        """Add a point behind all others and return its ticket."""
-        job = _Job(next(self._tickets), point)
+    def submit(self, point: Point, replay: Mapping[str, Config] | None = None) -> int:
+        """Add a point behind all others and return its ticket.
+
+        Args:
+            replay: what its autotuners chose before: nothing else is compiled.
+        """
+        job = _Job(next(self._tickets), point, replay)
         self._waiting.append(job)
         self._hand_out()
         return job.ticket
@@ -198,4 +204,4 @@ class WarmUp:
             slot = f"{implementation.package}/{next(self._numbers)}"
         self._working[slot] = job
         sent = {"kind": "warm", "implementation": implementation.name, "problem": asdict(job.point.problem.part)}
-        self._workers.send(slot, sent, self._timeout_s)
+        self._workers.send(slot, sent | {"replay": job.replay}, self._timeout_s)

@@ -154,10 +154,14 @@ class Worker:
         plain = json.loads(json.dumps(result, default=str))  # of what a plugin tells, another process may know no class
         self.answer({"result": plain | {"restart": not self._usable(result)}})
 
-    def warm(self, implementation: str, problem: dict[str, Any]) -> dict[str, Any]:
+    def warm(
+        self, implementation: str, problem: dict[str, Any], replay: Mapping[str, dict[str, Any]] | None = None
+    ) -> dict[str, Any]:
         """Make the first call of a point for what it compiles; `cpu_seconds` is what that took."""
+        from tflabench.bench.tuning import tuning
+
         begin = _cpu_seconds()
-        with warming():
+        with warming(), tuning(None, replay):
             self._ready(implementation, Problem(**problem))
         return {"status": "ok", "reason": None, "cpu_seconds": _cpu_seconds() - begin}
 
