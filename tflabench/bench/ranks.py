@@ -215,9 +215,9 @@ def main(device_type: str, rank: str, size: str, store: str, descriptor: str) ->
     world = World(device_type, int(rank), int(size), store)
     cases: dict[int, tuple[Case, Tensor | None]] = {}
     pipe = Connection(int(descriptor))
-    for plugin in pipe.recv():
-        registry.plug_in(plugin)
     try:
+        for plugin in pipe.recv():
+            registry.plug_in(plugin)
         while True:
             order = pipe.recv()
             case, output = cases.pop(order["case"], (None, None))
