@@ -195,7 +195,7 @@ def _options(words: Sequence[str]) -> list[str]:
         if word.startswith("-") or not options:
             options.append([])
         options[-1].append(word)
-    idle = ("--no-plots", "--out", "--timeout")
+    idle = ("--full", "--gpus", "--jobs", "--no-plots", "--out", "--stop-after", "--timeout", "--tuned-from")
     return [shlex.join(option) for option in options if option[0].partition("=")[0] not in idle]
 
 

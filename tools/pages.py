@@ -72,7 +72,7 @@ def readme_table(results: Path) -> Iterator[str]:
     )
     yield ""
     yield wrapped(
-        f"Measured from {days[0]} to {days[-1]} on H100s ({rows[0].device.removeprefix('NVIDIA ')}) with torch "
+        f"Measured {f'from {days[0]} to' if days[0] != days[-1] else 'on'} {days[-1]} on H100s ({rows[0].device.removeprefix('NVIDIA ')}) with torch "
         f"{torches}, driver {drivers} and protocol {protocols} by `tflabench sweep --preset NAME`. A ratio links its "
         "rows: their folder begins with the name of the preset, and its commit stands in "
         "[Sources](docs/results.md#sources). The host enqueues as fast as the GPU works from about "
