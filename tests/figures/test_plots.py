@@ -244,6 +244,31 @@ def test_axes_that_follow_from_another_make_no_figures():
     assert facets.swept_axes(frame) == ["d_hv"], "d_qk and heads follow"
 
 
+def test_a_chunk_size_that_was_chosen_is_no_axis():
+    frame = framed([row(asked="auto", heads=h, heads_qk=2, chunk_size=64 * h) for h in (8, 16)])
+    assert facets.swept_axes(frame) == ["heads"]
+    twice = [row(asked="auto", heads_qk=n, chunk_size=size) for n, size in ((8, 1024), (4, 2048))]
+    assert facets.swept_axes(framed(twice)) == [], "heads of q and k differ, and with them the L that is best"
+
+
+def test_sizes_of_models_are_no_sweep_of_head_dimensions():
+    models = [row(heads=h, d_hv=d, d_qk=d, chunk_size=128) for h, d in ((32, 128), (30, 192), (24, 64))]
+    assert facets.swept_axes(framed(models)) == ["heads"]
+    of_one_width = [row(heads=8, d_hv=d, d_qk=d, chunk_size=128) for d in (64, 128)]
+    assert facets.swept_axes(framed(of_one_width)) == ["d_hv"], "d_qk follows, though the embedding does not stay"
+
+
+def test_a_curve_over_lengths_keeps_the_tokens_or_the_batch():
+    at_tokens = [row(asked="auto", seq_len=t, batch=65536 // t) for t in (4096, 8192, 65536)]
+    of_less_work = row(asked="auto", seq_len=32768, batch=1)
+    (part,) = facets.split(framed([*at_tokens, of_less_work]), "seq_len")
+    assert sorted(part.rows["seq_len"]) == [4096, 8192, 65536]
+    assert part.stem == "seq_len-tokens_65536"
+    of_one_batch = [row(asked="auto", seq_len=t, batch=1) for t in (4096, 8192)]
+    (part,) = facets.split(framed(of_one_batch), "seq_len")
+    assert part.stem == "seq_len"
+
+
 def test_a_sequence_on_one_device_begins_the_curve_over_devices():
     frame = framed([row(ranks=n, asked="auto", chunk_size=1024 // (n or 1)) for n in (None, 2, 4)])
     assert facets.swept_axes(frame) == ["ranks"]

@@ -42,8 +42,14 @@ class Slice:
 
 
 def swept_axes(rows: Rows) -> list[str]:
-    """Return the axes that vary within an implementation, without those that follow another (batch at fixed tokens)."""
+    """Return the axes that vary within an implementation, without those that follow another (batch at fixed tokens).
+
+    Sizes of models, which have neither heads nor an embedding in common, are no sweep of a head dimension, and chunk
+    sizes that an implementation chose for each size none of L.
+    """
     codes = pd.DataFrame({name: pd.factorize(rows[name])[0] for name in ("implementation", "pass", *AXES)})
+    codes["chunk_size"] = pd.factorize(rows["chunk_asked"])[0]
+    codes["embedding"] = rows["heads"] * rows["d_hv"]
 
     def varies(axis: str, fixed: Sequence[str]) -> bool:
         present, keys = codes[codes[axis] >= 0], ["implementation", "pass", *fixed]
@@ -51,7 +57,8 @@ def swept_axes(rows: Rows) -> list[str]:
 
     axes: list[str] = []
     for axis in [axis for axis in AXES if codes[axis].max() > 0]:
-        if varies(axis, [fixed_axis for fixed_axis in AXES if fixed_axis != axis]) or varies(axis, axes):
+        apart = [other for other in AXES if other != axis]
+        if any(varies(axis, fixed) for fixed in (apart, [*axes, "embedding"], [*axes, "heads"])):
             axes.append(axis)
     return axes
 
@@ -72,7 +79,7 @@ def split(rows: Rows, axis: str) -> list[Slice]:
     spread = rows.groupby(["implementation", "pass", axis], dropna=False)[columns].nunique().max()
     split = [column for column in columns if spread[column] > 1]
     if not split:
-        return [Slice(axis, {}, rows)]
+        return _of_one_load(Slice(axis, {}, rows))
     owned = rows[rows[split].notna().all(axis=1)]
     values = owned.groupby([*split, "implementation", "pass"])[axis].nunique()
     parts, longest = [], values.groupby(split).max().reset_index()  # the most values that one implementation has
@@ -80,7 +87,17 @@ def split(rows: Rows, axis: str) -> list[Slice]:
         match = [(rows[column] == value) | rows[column].isna() for column, value in setting.items()]
         parts.append(Slice(axis, {str(c): value for c, value in setting.items()}, rows[np.logical_and.reduce(match)]))
     curves = [part for part, values in zip(parts, longest[axis], strict=True) if values > 1]
-    return _shortest_settings(curves or parts)
+    return [of_load for part in _shortest_settings(curves or parts) for of_load in _of_one_load(part)]
+
+
+def _of_one_load(part: Slice) -> list[Slice]:
+    """Return a slice over T as it is where batch or tokens stay; else one for each number of tokens with a curve."""
+    tokens = part.rows["batch"] * part.rows["seq_len"]
+    if part.axis != "seq_len" or part.rows["batch"].nunique() == 1 or tokens.nunique() == 1:
+        return [part]
+    lengths = part.rows.groupby(tokens)["seq_len"].nunique()
+    loads = [load for load in lengths.index if lengths[load] > 1] or [lengths.idxmax()]
+    return [Slice(part.axis, part.setting | {"tokens": load}, part.rows[tokens == load]) for load in loads]
 
 
 def _of_curves(rows: Rows, axis: str) -> Rows:
