@@ -12,6 +12,7 @@ import pytest
 from repository import SUPPORT
 
 from tflabench.bench import forking
+from tflabench.bench.child import Child
 from tflabench.bench.forking import Forks
 from tflabench.bench.warming import WarmUpGate
 from tflabench.bench.workers import Workers
@@ -49,6 +50,28 @@ def test_a_forked_worker_measures_and_a_dead_one_costs_itself(forks):
             "(SIGABRT) while compiling and running for the first time: LLVM ERROR: no registers left" in died["reason"]
         )
         assert workers.ask(job("prepare", "fine", verify_s=0.1), TIMEOUT_S, "a")["status"] == "ok"
+    finally:
+        workers.close()
+
+
+def test_processes_that_make_room_are_gone_at_once(forks):
+    """A GPU gives their memory back with their end: a point that is tried again before is out of memory again."""
+    started: list[Child] = []
+
+    def start(slot: str) -> Child:
+        started.append(forks.start(LIBRARY))
+        return started[-1]
+
+    workers = Workers(start)
+    try:
+        for slot in ("a", "b", "c"):
+            workers.ask(job("prepare", "fine", verify_s=0.1), TIMEOUT_S, slot)
+        workers.end_all(["a", "c"])
+        assert [workers.has(slot) for slot in ("a", "b", "c")] == [False, True, False]
+        for child in (started[0], started[2]):
+            with pytest.raises(ProcessLookupError):
+                os.kill(child.pid, 0)
+        assert workers.ask(job("prepare", "fine", verify_s=0.1), TIMEOUT_S, "b")["status"] == "ok"
     finally:
         workers.close()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
 from math import inf
 from typing import Any
@@ -139,6 +139,10 @@ class Workers:
     def end(self, slot: str) -> None:
         self.ended.append(slot)
         self.alive.discard(slot)
+
+    def end_all(self, slots: Iterable[str]) -> None:
+        for slot in slots:
+            self.end(slot)
 
 
 def _kind(job: dict[str, Any]) -> str:

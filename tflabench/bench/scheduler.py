@@ -308,12 +308,12 @@ class Scheduler:
         ]
         if idle:
             self._short_of_memory = True
-        for other, waiting in idle:
-            if other in self._active[place + 1 :]:
-                self._workers.end(waiting.slot)
-                if waiting.state != "over":
-                    waiting.tuned_before = waiting.columns.get("tuned") or waiting.tuned_before
-                    other.prepare_again(waiting)
+        later = [(other, waiting) for other, waiting in idle if other in self._active[place + 1 :]]
+        self._workers.end_all(waiting.slot for _, waiting in later)
+        for other, waiting in later:
+            if waiting.state != "over":
+                waiting.tuned_before = waiting.columns.get("tuned") or waiting.tuned_before
+                other.prepare_again(waiting)
         beside, run.short_of_memory = (
             self._warm_up is not None and not run.short_of_memory and self._warm_up.give_way(),
             True,

@@ -147,8 +147,7 @@ class WarmUp:
         What was at work begins anew later, with fewer at a time.
         """
         held = [*self._working, *self._idle]
-        for slot in held:
-            self._workers.end(slot)
+        self._workers.end_all(held)
         self._waiting.extendleft(reversed(self._working.values()))
         self._working.clear()
         self._idle.clear()

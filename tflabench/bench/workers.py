@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Container, Iterable, Sequence
 from contextlib import closing
@@ -19,7 +20,7 @@ from math import inf
 from multiprocessing.connection import wait
 from typing import Any
 
-from tflabench.bench.child import Child
+from tflabench.bench.child import GRACE_S, Child
 from tflabench.problem import InputError
 
 WORKER = "tflabench.bench.worker"
@@ -236,6 +237,15 @@ class Workers:
         """End the process of a slot, whatever it does; nothing happens where there is none."""
         if self.has(slot):
             self._workers.pop(slot).child.kill()
+
+    def end_all(self, slots: Iterable[str]) -> None:
+        """End the processes of slots and wait until they are gone, and with them what they held of the GPU."""
+        children = [self._workers.pop(slot).child for slot in slots if self.has(slot)]
+        for child in children:
+            child.kill()
+        for child in children:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.exit_code(GRACE_S)
 
     def close(self) -> None:
         """End all processes."""
