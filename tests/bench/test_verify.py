@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from dataclasses import replace
 from functools import partial
+from math import nan
 
 import pytest
 import torch
@@ -59,6 +60,13 @@ def test_right_is_right(dtype, pass_):
 )
 def test_wrong_is_wrong(name, reason):
     assert reason in (check(plugin(name).build(PROBLEM, torch.device("cpu"))).reason or "")
+
+
+def test_an_error_by_a_hair_is_told_from_what_is_allowed():
+    near = gate.Error("df", 0.4004, 0.4, 0.0, 1.0, 0.0, 1.0, 0.0)
+    assert str(near) == "df is off by 0.4004, 0.4 allowed"
+    assert str(replace(near, error=0.87)) == "df is off by 0.87, 0.4 allowed"
+    assert str(replace(near, error=nan)) == "df is off by nan, 0.4 allowed"
 
 
 def test_one_wrong_step_shows_in_a_long_sequence():

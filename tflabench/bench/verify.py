@@ -96,10 +96,16 @@ class Error:
 
     def __str__(self) -> str:
         if not self.error <= self.allowed:
-            return f"{self.name} is off by {self.error:.2g}, {self.allowed:.2g} allowed"
+            return _beyond(self.name, self.error, "", self.allowed)
         if not self.step_error <= self.step_allowed:
-            return f"{self.name} is off by {self.step_error:.2g} in its worst step, {self.step_allowed:.2g} allowed"
-        return f"{self.name} is off by {self.median_error:.2g} in its median step, {self.median_allowed:.2g} allowed"
+            return _beyond(self.name, self.step_error, " in its worst step", self.step_allowed)
+        return _beyond(self.name, self.median_error, " in its median step", self.median_allowed)
+
+
+def _beyond(name: str, error: float, where: str, allowed: float) -> str:
+    """Return by how much a result is wrong: two digits, or as many as tell the error from what is allowed."""
+    digits = next((digits for digits in range(2, 17) if f"{error:.{digits}g}" != f"{allowed:.{digits}g}"), 17)
+    return f"{name} is off by {error:.{digits}g}{where}, {allowed:.{digits}g} allowed"
 
 
 @dataclass(frozen=True)
