@@ -49,9 +49,9 @@ of the paper or another sweep. Names are those that `--impl` takes.
   fastest mLSTM.
 - Empty: not asked for. *wrong* and the like: the rows say why. (1/4): at 1 of 4 points.
 
-Where several folders have a figure, its table is of the one with most ratios. It is at one large size with
-many ratios, the same on all devices where they share one. All else is in the linked rows and in
-`tflabench report results`. *Again* measures into a folder `again`.
+Where several folders have a figure, its table is of the one with most ratios of today's kernels. It is at
+one large size with many ratios, the same on all devices where they share one. All else is in the linked rows
+and in `tflabench report results`. *Again* measures into a folder `again`.
 """
 
 
@@ -158,11 +158,11 @@ class HeadlineOccasion:
         return {(each.size, each.pass_, name): pair for each in self.questions for name, pair in each.pairs.items()}
 
     @cached_property
-    def rank(self) -> tuple[bool, int, int]:
-        """Return how much its table says: whether it has ours, how many ratios, and how many measured rows."""
+    def rank(self) -> tuple[bool, bool, int, int]:
+        """Return how much its table says: whether it has ours, and as they are today, its ratios and measured rows."""
         has_ours = any(row.implementation in our_kernels() for row in self.campaign.rows)
         ratios = sum(pair.ratio is not None for pair in self.pairs.values())
-        return has_ours, ratios, sum(row.status == "ok" for row in self.campaign.rows)
+        return has_ours, self.campaign.is_current, ratios, sum(row.status == "ok" for row in self.campaign.rows)
 
     @property
     def preset(self) -> str:
@@ -225,7 +225,7 @@ def markdown(root: Path) -> str:
     for (number, name, _), occasions in sorted(subjects.items()):
         occasions.sort(key=lambda each: each.rank, reverse=True)
         tabled = number < inf or name == "quick"
-        if tabled and occasions[0].rank[1]:
+        if tabled and occasions[0].rank[-2]:
             figures[number, name].append(occasions)
         else:
             untabled += [occasion.campaign for occasion in occasions]
@@ -300,9 +300,15 @@ def _shown_versions(questions: Iterable[Question]) -> dict[tuple[str, int | None
 def _versions_in_words(questions: Iterable[Question]) -> str:
     """Return "hopper 26, tfla 5"; "changed" in place of a number where they launch something else since."""
     return ", ".join(
-        f"{name} {' and '.join(str(version or 'changed') for version in sorted(versions))}"
-        for (name, _), versions in _shown_versions(questions).items()
+        f"{_family(*family)} {' and '.join(str(version or 'changed') for version in sorted(versions))}"
+        for family, versions in _shown_versions(questions).items()
     )
+
+
+def _family(word: str, version: int | None) -> str:
+    """Return the first word of a family's names, or its only name."""
+    names = [name for name in our_kernels() if name.partition("_")[0] == word and get(name).version == version]
+    return names[0] if len(names) == 1 else word
 
 
 def _of_one_version(columns: Sequence[Question]) -> list[list[Question]]:

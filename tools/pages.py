@@ -56,7 +56,8 @@ def readme_table(results: Path) -> Iterator[str]:
     rows = [row for pair in quoted for row in (pair.ours, pair.peer) if row]
     peers = {row.package: row for row in rows if row.implementation not in our_kernels()}
     named = [f"{name} {row.package_version} {_remark(row)}".strip() for name, row in sorted(peers.items())]
-    days = sorted(row.started_at[:10] for row in rows)
+    days = sorted({row.started_at[:10] for row in rows})
+    when = " to ".join(days[:: len(days) - 1 or 1])
     protocols = " and ".join(sorted({str(row.protocol_version) for row in rows}))
     facts = [(compared.packages[row.run_id]["torch"], str(row.driver)) for row in rows]
     torches, drivers = (" and ".join(sorted(set(values))) for values in zip(*facts, strict=True))
@@ -72,8 +73,8 @@ def readme_table(results: Path) -> Iterator[str]:
     )
     yield ""
     yield wrapped(
-        f"Measured {f'from {days[0]} to' if days[0] != days[-1] else 'on'} {days[-1]} on H100s ({rows[0].device.removeprefix('NVIDIA ')}) with torch "
-        f"{torches}, driver {drivers} and protocol {protocols} by `tflabench sweep --preset NAME`. A ratio links its "
+        f"Measured on H100s ({rows[0].device.removeprefix('NVIDIA ')}, {when}) with torch {torches}, driver {drivers} and "
+        f"protocol {protocols} by `tflabench sweep --preset NAME`. A ratio links its "
         "rows: their folder begins with the name of the preset, and its commit stands in "
         "[Sources](docs/results.md#sources). The host enqueues as fast as the GPU works from about "
         f"{waits[0]:,} tokens a call on forward, and {waits[1]:,} with backward (`host_ms` of ours in Fig. 4); with "

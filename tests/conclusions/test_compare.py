@@ -257,6 +257,18 @@ def test_heads_of_q_that_others_share_are_a_question_of_their_own():
     assert sorted(map(len, questions(rows))) == [1, 2]
 
 
+def test_weaker_gates_of_another_operation_are_the_same_question_at_several_sizes():
+    sizes = [{"heads": heads, "d_hv": 4096 // heads, "d_qk": 4096 // heads} for heads in (64, 128)]
+    both = [
+        row(name, gates=gates, **size)
+        for size in sizes
+        for name, gates in (("tfla_sig_xl", "usual"), ("fla_gla", "weak"))
+    ]
+    assert sorted(map(len, questions(both))) == [2, 2]
+    stronger = row("fla_gla", gates="strong", **sizes[0])
+    assert sorted(map(len, questions([*both, stronger]))) == [1, 1, 1, 2], "its strengths are questions of their own"
+
+
 def test_rows_of_other_versions_are_other_campaigns(tmp_path):
     same, newer = {**RUN, "arguments": ["sweep"]}, {**RUN, "packages": {"torch": "2.12.0", "triton": "3.6.0"}}
     rows = [row(), row(seq_len=512, run_id="again"), row(seq_len=1024, run_id="newer")]

@@ -74,12 +74,13 @@ def questions(rows: Iterable[Row]) -> list[list[Row]]:
         by_embedding[*size, row.dtype, row.inputs, row.pass_, row.device].append(row)
     groups: list[list[Row]] = []
     for _, group in sorted(by_embedding.items()):
-        groups += by_cut(group, lambda row: row.implementation, _cut)
+        for part in by_cut(group, lambda row: row.implementation, _cut):
+            groups += by_cut(part, lambda row: row.implementation, lambda row: row.gates)
     return groups
 
 
 def _cut(row: Row) -> tuple[object, ...]:
-    return row.heads_qk or row.heads, row.heads, row.d_qk, row.d_hv, row.gates, row.ranks
+    return row.heads_qk or row.heads, row.heads, row.d_qk, row.d_hv, row.ranks
 
 
 def fastest(rows: Sequence[Row]) -> Row:
