@@ -73,8 +73,8 @@ def readme_table(results: Path) -> Iterator[str]:
     )
     yield ""
     yield wrapped(
-        f"Measured on H100s ({rows[0].device.removeprefix('NVIDIA ')}, {when}) with torch {torches}, driver {drivers} and "
-        f"protocol {protocols} by `tflabench sweep --preset NAME`. A ratio links its "
+        f"Measured on H100s ({rows[0].device.removeprefix('NVIDIA ')}, {when}) with torch {torches}, driver "
+        f"{drivers} and protocol {protocols} by `tflabench sweep --preset NAME`. A ratio links its "
         "rows: their folder begins with the name of the preset, and its commit stands in "
         "[Sources](docs/results.md#sources). The host enqueues as fast as the GPU works from about "
         f"{waits[0]:,} tokens a call on forward, and {waits[1]:,} with backward (`host_ms` of ours in Fig. 4); with "
