@@ -147,10 +147,10 @@ def host_times(results: Path) -> Iterator[str]:
 
 def gla_published(results: Path) -> Iterator[str]:
     """Yield the time of GLA's published kernels in a sweep."""
-    (row,) = ok_rows(results / "h100" / "paper-fig4", "gla_chunk_fuse", "fw", 4096)
+    (row,) = ok_rows(results / "h100" / "paper-fig4-two-lengths", "gla_chunk_fuse", "fw", 4096)
     yield wrapped(
         "In a sweep, which draws g in bfloat16, empties the L2 and times whole calls, the 16 sequences take "
-        f"{milliseconds(row)} ms ([rows](../results/h100/paper-fig4/times.csv))."
+        f"{milliseconds(row)} ms ([rows](../results/h100/paper-fig4-two-lengths/times.csv))."
     )
 
 
