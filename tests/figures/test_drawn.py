@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -24,12 +26,23 @@ def roofline() -> Figure:
 
 
 LONG = "xLSTM 1.4B, mlstm_kernels_limit, a layer"
+TITLE = "forward + backward: Gated DeltaNet fused for Hopper 2.7x faster than FlashInfer"
+
+
+def titled() -> Figure:
+    """Return bars of two passes, each with a title of several lines."""
+    rows = [row(name, **{"pass": pass_}) for pass_ in ("fw", "fwbw") for name in ("tfla_sig_xl", "mamba2")]
+    figure = next(iter(made(rows).values()))
+    return replace(figure, panels=tuple(replace(panel, title=TITLE) for panel in figure.panels))
+
+
 FIGURES: dict[str, Callable[[], Figure]] = {
     **{name: partial(figure, "sig", "fw") for name, figure in paper.FIGURES.items()},
     "roofline": roofline,
     "transfer": lambda: gain_maps.heat_maps("3", *gains("3")),
     **{name: partial(lambda name: next(iter(made(SWEEPS[name]).values())), name) for name in ("many", "one_point")},
     "long labels": lambda: next(iter(made([row(), row("mine", title=LONG), row("sdpa_flash")]).values())),
+    "long titles": titled,
     "gates": lambda: made(SWEEPS["gates"], ["gates"])["gates-kda"],
 }
 
@@ -44,7 +57,7 @@ def test_every_series_is_named_and_the_figure_within_its_page(name):
         labels = [item.label for item in panel.items if isinstance(item, (Curve, Rule)) and item.label]
         assert [label for label in labels if " ".join(label.split())[:15].strip() not in words] == []
         bars = [label for item in panel.items if isinstance(item, Bars) for label in item.labels]
-        assert [label for label in bars if label not in words] == []
+        assert [label for label in bars if " ".join(label.split()) not in words] == []
         assert drawing.bbox.height > 72 * figure.height
     boxes = [text.get_window_extent() for legend in drawing.legends for text in legend.get_texts()]
     boxes += [
@@ -54,6 +67,8 @@ def test_every_series_is_named_and_the_figure_within_its_page(name):
         text.get_window_extent() for text in texts if text.get_text() in {ax.get_title("left") for ax in drawing.axes}
     ]
     assert all(box.x0 >= 0 and box.x1 <= drawing.bbox.width + 1 for box in boxes)
+    labels = [[label.get_window_extent() for label in ax.get_yticklabels() if label.get_text()] for ax in drawing.axes]
+    assert not any(one.overlaps(other) for of_axis in labels for one, other in pairwise(of_axis))
 
 
 def test_names_above_a_panel_do_not_meet():

@@ -252,8 +252,17 @@ def test_a_chunk_size_that_was_chosen_is_no_axis():
 
 
 def test_sizes_of_models_are_no_sweep_of_head_dimensions():
-    models = [row(heads=h, d_hv=d, d_qk=d, chunk_size=128) for h, d in ((32, 128), (30, 192), (24, 64))]
-    assert facets.swept_axes(framed(models)) == ["heads"]
+    names = ("tfla_sig_xl", "nxai_sig_xl")
+    sizes = [{"heads": heads, "d_hv": d, "d_qk": d, "chunk_size": 128} for heads, d in ((30, 192), (24, 64), (64, 128))]
+    models = [row(name, **size) for size in sizes for name in names]
+    assert facets.swept_axes(framed(models)) == []
+    assert [part.single for part in facets.slices(framed(models))] == [True] * 3, "each is ranked by itself"
+    larger = [row(name, heads=96, d_hv=128, d_qk=128, chunk_size=128) for name in names]
+    over_heads, *alone = facets.slices(framed([*models, *larger]))
+    assert (over_heads.axis, set(over_heads.rows["heads"])) == ("heads", {64, 96})
+    assert [part.stem for part in alone] == [
+        "seq_len-T_8192-batch_8-embedding_1536", "seq_len-T_8192-batch_8-embedding_5760"
+    ]  # fmt: skip
     of_one_width = [row(heads=8, d_hv=d, d_qk=d, chunk_size=128) for d in (64, 128)]
     assert facets.swept_axes(framed(of_one_width)) == ["d_hv"], "d_qk follows, though the embedding does not stay"
 

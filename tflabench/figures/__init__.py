@@ -62,10 +62,10 @@ def draw_all(
 def figures(source: Source, what: Sequence[str] = WHAT) -> Iterator[Figure]:
     """Yield every figure that the rows of a source make."""
     rows = source.rows
-    axes = facets.swept_axes(rows) or ["seq_len"]
+    axes, parts = facets.swept_axes(rows), facets.slices(rows)
     for name in filter(QUANTITIES.__contains__, what):
-        for axis in axes:
-            yield from curves.over(axis, name, name, source, rows)
+        for part in parts:
+            yield curves.draw(f"{name}-{part.stem}", source, part, QUANTITIES[name])
     if "chunk" in what and "chunk_size" in axes:
         yield from curves.tradeoffs("chunk", source)
     if "gates" in what and "gates" in axes:

@@ -64,7 +64,7 @@ def legend_name(look: Look, name: str, rows: Rows) -> str:
     if sizes["heads"] and sizes["d_hv"]:
         extra.append(f"{plain(of_it['heads'].iloc[0])}×{plain(of_it['d_hv'].iloc[0])}")
     if sizes["chunk_size"]:
-        extra.append(f"L {plain(of_it['chunk_size'].dropna().iloc[0])}")
+        extra.append(f"L\u00a0{plain(of_it['chunk_size'].dropna().iloc[0])}")
     if sizes["gates"] and (gates := of_it["gates"].dropna().iloc[0]) != USUAL:
         extra.append(f"{gates} gates")
     return f"{look.title} ({', '.join(extra)})" if extra else look.title

@@ -125,10 +125,9 @@ def draw(stem: str, source: Source, part: Slice, quantity: Quantity, theory: boo
 
 
 def _height(panels: Sequence[Panel]) -> float:
-    """Return the height of panels of bars: labels of two lines need more."""
-    ticks = [words for panel in panels for _, words in panel.y.ticks]
-    bars = max(len(panel.y.ticks) for panel in panels)
-    return (0.21 if any("\n" in words for words in ticks) else 0.15) * bars + 0.1
+    """Return the height of panels of bars: labels of several lines need more."""
+    lines = max(words.count("\n") + 1 for panel in panels for _, words in panel.y.ticks)
+    return (0.09 + 0.06 * lines) * max(len(panel.y.ticks) for panel in panels) + 0.1
 
 
 def over(axis: str, quantity: str, stem: str, source: Source, rows: Rows, theory: bool = True) -> Iterator[Figure]:

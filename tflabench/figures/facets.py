@@ -63,6 +63,17 @@ def swept_axes(rows: Rows) -> list[str]:
     return axes
 
 
+def slices(rows: Rows) -> list[Slice]:
+    """Return the slices of every axis that was swept, and one a size of the rows that stand in none of them."""
+    parts = [part for axis in swept_axes(rows) or ["seq_len"] for part in split(rows, axis)]
+    alone = rows[~rows["point"].isin(pd.concat([part.rows["point"] for part in parts]))]
+    sizes = {"T": alone["seq_len"], "batch": alone["batch"], "embedding": alone["heads"] * alone["d_hv"]}
+    for size, of_size in alone.groupby(list(sizes.values())):
+        if of_size["timed"].sum() > 1:
+            parts.append(Slice("seq_len", dict(zip(sizes, size, strict=True)), of_size))
+    return parts
+
+
 def split(rows: Rows, axis: str) -> list[Slice]:
     """Return one Slice a setting of the columns that vary while `axis` stays; rows without that column join all.
 
@@ -78,6 +89,8 @@ def split(rows: Rows, axis: str) -> list[Slice]:
         columns = [*(column for column in AXES if column not in (axis, "chunk_size")), "chunk_asked"]
     spread = rows.groupby(["implementation", "pass", axis], dropna=False)[columns].nunique().max()
     split = [column for column in columns if spread[column] > 1]
+    if axis == "heads" and (rows["heads"] * rows["d_hv"]).groupby(rows["implementation"]).nunique().max() > 1:
+        split = [*dict.fromkeys((*split, "d_hv", "d_qk"))]
     if not split:
         return _of_one_load(Slice(axis, {}, rows))
     owned = rows[rows[split].notna().all(axis=1)]

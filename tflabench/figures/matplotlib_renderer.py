@@ -32,6 +32,7 @@ DPI = 360  # 1,200 pixels across
 EDGE = 0.05  # inches around the figure
 TITLE, TEXT, SMALL, LINE = 7.5, 6.5, 6.0, 7.0  # points
 TITLE_LETTERS, SETTING_LETTERS, PANEL_LETTERS, NAME_LETTERS, KEY_LETTERS = 50, 68, 58, 20, 60  # of a line
+LABEL_LETTERS = 22  # of a panel's title, which the labels of bars leave no room for
 LEGEND_LETTERS = 52  # of all entries of the legend, where they share a row
 STYLE: dict[Any, Any] = {
     "font.family": "DejaVu Sans",
@@ -98,7 +99,8 @@ def draw(figure: Figure) -> Drawing:
     grid = drawing.subplots(len(rows), len(rows[0]), squeeze=False)
     for axes, panels in zip(grid, rows, strict=True):
         for ax, panel in zip(axes, panels, strict=True):
-            _panel(ax, panel, not same_x or panels is rows[-1], PANEL_LETTERS // figure.columns)
+            letters = (PANEL_LETTERS - LABEL_LETTERS * bars) * wide // figure.columns
+            _panel(ax, panel, not same_x or panels is rows[-1], letters)
     _legend(drawing, figure.keys)
     for _ in range(2):  # the room that words take is known once they are placed
         height = drawing.get_figheight()

@@ -119,9 +119,8 @@ def charts(source: Source) -> Iterator[dict[str, Any]]:
     ordered = rows.assign(compared=-folders.transform("sum"), size=-folders.transform("size"))
     ordered = ordered.sort_values(["compared", "size", "folder"], kind="stable")
     for key, rows in ordered.groupby(list(SHARED), sort=False):
-        for axis in facets.swept_axes(rows) or ["seq_len"]:
-            for part in facets.split(rows, axis):
-                yield from _of_slice(source, part, key)
+        for part in facets.slices(rows):
+            yield from _of_slice(source, part, key)
 
 
 def rooflines(source: Source) -> Iterator[dict[str, Any]]:
