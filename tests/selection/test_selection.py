@@ -201,6 +201,15 @@ def test_each_model_of_the_models_preset_is_a_comparison():
     assert all(len({point.comparison for point in each.points}) == 1 for each in together)
 
 
+def test_several_sizes_of_heads_part_no_gates():
+    names = ("hopper_sig", "tfla_gla_xl")
+    sizes = [Problem(4, 4096 // d, 8192, d, d, gates=gates) for d in (64, 128) for gates in ("usual", "weak")]
+    points = [
+        Point(registry.get(name), size) for size in sizes for name in names if (size.gates == "weak") == ("gla" in name)
+    ]
+    assert [[p.problem.d_hv for p in one.points] for one in comparisons(points)] == [[64, 64], [128, 128]]
+
+
 def test_a_point_is_named_as_before_where_its_gates_are_those_of_before():
     one = Problem(2, 2, 512, 64, 64)
     named = [Point(registry.get("hopper_sig"), one.with_(**given)).id for given in (

@@ -168,9 +168,10 @@ def comparisons(points: Iterable[Point]) -> list[Comparison]:
     return [
         Comparison(tuple(sorted(part, key=lambda point: rank[point.implementation.name])))
         for group in together.values()
-        for part in by_cut(group, lambda point: point.implementation.name, _cut)
+        for of_heads in by_cut(group, lambda point: point.implementation.name, _heads)
+        for part in by_cut(of_heads, lambda point: point.implementation.name, lambda point: point.problem.gates)
     ]
 
 
-def _cut(point: Point) -> tuple[object, ...]:
-    return point.problem.heads, point.problem.d_qk, point.problem.d_hv, point.problem.gates
+def _heads(point: Point) -> tuple[object, ...]:
+    return point.problem.heads, point.problem.d_qk, point.problem.d_hv
