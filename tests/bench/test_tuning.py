@@ -213,6 +213,9 @@ def test_a_choice_from_part_of_the_configurations_serves_no_larger_budget(tmp_pa
 def test_rows_of_a_folder_can_be_replayed(tmp_path):
     row = Row.model_construct(point=POINT.id, tuned=FULL)
     assert TuningStore(tmp_path, {}, [row]).look_up(POINT, None) == FULL
+    of_part = TuningStore(tmp_path, {}, [Row.model_construct(point=POINT.id, tuned=PART)])
+    assert of_part.look_up(POINT, 60.0) == PART
+    assert of_part.look_up(POINT, None) is None, "who asks for all configurations gets them"
 
 
 def test_a_folder_that_cannot_be_written_or_read_keeps_nothing(tmp_path):

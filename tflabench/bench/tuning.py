@@ -166,9 +166,13 @@ class TuningStore:
         self._rows = {row.point: row.tuned for row in rows if row.tuned}
 
     def look_up(self, point: Point, budget_s: float | None) -> Choices | None:
-        """Return what was chosen for a point, or None where less was tried than a budget of seconds would try."""
-        if point.id in self._rows:
-            return self._rows[point.id]
+        """Return what was chosen for a point, or None where less was tried than a budget of seconds would try.
+
+        A choice of rows counts with any budget; without one, if every configuration was tried.
+        """
+        of_row = self._rows.get(point.id)
+        if of_row and (budget_s is not None or of_row["tried"] == of_row["configurations"]):
+            return of_row
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             kept = json.loads(self._file(point).read_text())
             complete = kept["tuned"]["tried"] == kept["tuned"]["configurations"]
