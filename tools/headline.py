@@ -43,7 +43,8 @@ of the paper or another sweep. Names are those that `--impl` takes.
 - †: the GPU held its clock back, so the time is longer than it need be. Where that is the shorter
   time, the ratio is a bound (≥, or ≤ where the peer is faster); where it is the longer one, there is none.
 - The strongest peer comes first. It meets our fastest kernel that computes the same, or else our fastest
-  mLSTM, each at the fastest chunk size that was measured. Tiles of mlstm_kernels are as published, not tuned.
+  mLSTM, each at the fastest chunk size that was measured. Tiles of mlstm_kernels are as published, not tuned, and
+  Fig. 13 has the paper's L = 256 of it alone, where [128 is faster](../docs/how-it-measures.md#peers-at-their-best).
 - Times are of the GPU with a cold L2, without what the host adds.
 - *% of bound*: the least time of any kernel, which reads inputs and writes outputs once, over that of our
   fastest mLSTM.
@@ -367,6 +368,8 @@ def _table(columns: Sequence[Question], peers: Iterable[str]) -> Iterator[str]:
     yield _line(f"*% of bound ({roofs or 'not recorded'})*", _names(best), *bounds)
     for name in peers:
         pairs = [question.pairs.get(name) for question in columns]
+        if not any(pairs):
+            continue
         ours = _names(pair.ours for pair in pairs if pair and pair.peer.status == "ok")
         yield _line(plain(name), ours, *(pair.cell if pair else "" for pair in pairs))
 

@@ -108,6 +108,28 @@ def test_kernels_that_changed_after_they_were_measured_are_named(tmp_path):
     assert "- Kernels of ours that changed after this was measured: hopper_sig.\n" in page(tmp_path, rows)
 
 
+def test_of_several_folders_the_table_is_of_the_one_with_todays_kernels(tmp_path):
+    older = [row.model_copy(update={"kernel_version": 25}) for row in BESIDE]
+    more = [at("fla_gla", 512, 9.0, comparison_id="beside"), at("nxai_sig_xl", 512, 8.0, comparison_id="beside")]
+    write(tmp_path / "older", [*older, *more], run=RUN)
+    assert table(page(tmp_path, BESIDE))["fla_gla"] == ["hopper_sig", "3.00/1.50 = 2.00"]
+
+
+def test_the_page_says_that_fig_13_has_no_peer_at_its_fastest_chunk_size():
+    alike = {"implementation": "nxai_sig_xl", "heads": 32, "seq_len": 4096, "pass_": "fw"}
+    ms = {
+        folder: {
+            each.chunk_size: each.ms_median or 0.0
+            for each in pages.ok_rows(ROOT / "results" / "h100" / folder)
+            if all(getattr(each, name) == value for name, value in alike.items())
+        }
+        for folder in ("paper-fig13", "peers")
+    }
+    assert list(ms["paper-fig13"]) == [256]
+    assert min(ms["peers"], key=ms["peers"].__getitem__) == 128
+    assert "L = 256 of it alone, where [128 is faster]" in headline.HEAD
+
+
 def test_devices_with_other_versions_of_our_kernels_have_tables_of_their_own(tmp_path):
     def heads_of(version: int) -> list[str]:
         measured = [at("hopper_sig", 512, 1.0, kernel_version=version), at("nxai_sig_xl", 512, 2.0)]
