@@ -122,16 +122,23 @@ def occasions(results: Path) -> Iterator[str]:
     yield "| folder and its repeat | ratios | interval holds | times | largest move |"
     yield "|---|---:|---:|---:|---:|"
     for folder in (f"{gpu}/paper-fig{figure}" for gpu in ("h100", "h200") for figure in (4, 12)):
-        first, again = ({r.point: r for r in ok_rows(results / f"{folder}{end}")} for end in ("", "-repeat"))
-        times = [(row, again[point]) for point, row in first.items() if point in again]
-        times = [pair for pair in times if not any(row.throttled for row in pair)]
-        holds = []
-        for one, other in combinations(times, 2):
-            both = [ratio(*rows, allow_throttled=True) for rows in zip(one, other, strict=True)]
-            if both[0] and both[1]:
-                holds += [abs(both[1].value - both[0].value) < over.margin for over in both if over]
-        moved = max((b.ms_median or 0) / (a.ms_median or 1) - 1 for pair in times for a, b in (pair, pair[::-1]))
-        yield f"| {folder} | {len(holds) // 2:,} | {sum(holds) / len(holds):.1%} | {len(times)} | {moved:.1%} |"
+        yield f"| {folder} |{occasion(results / folder, results / f'{folder}-repeat')}"
+    later = "h100/paper-fig4"
+    yield f"| {later}, on a later host |{occasion(results / later, results / f'{later}-two-lengths')}"
+
+
+def occasion(first: Path, again: Path) -> str:
+    """Return the cells of two folders: of points that are right, of the same kernels and not throttled on both."""
+    by_point = {row.point: row for row in ok_rows(again)}
+    pairs = [(row, by_point[row.point]) for row in ok_rows(first) if row.point in by_point]
+    times = [(a, b) for a, b in pairs if a.kernel_version == b.kernel_version and not (a.throttled or b.throttled)]
+    holds = []
+    for one, other in combinations(times, 2):
+        both = [ratio(*rows, allow_throttled=True) for rows in zip(one, other, strict=True)]
+        if both[0] and both[1]:
+            holds += [abs(both[1].value - both[0].value) < over.margin for over in both if over]
+    moved = max((b.ms_median or 0) / (a.ms_median or 1) - 1 for pair in times for a, b in (pair, pair[::-1]))
+    return f" {len(holds) // 2:,} | {sum(holds) / len(holds):.1%} | {len(times)} | {moved:.1%} |"
 
 
 def host_times(results: Path) -> Iterator[str]:

@@ -171,6 +171,19 @@ def test_the_table_of_the_readme_takes_the_fastest_peer_in_any_triton_and_ours_b
     assert (ours, peer, over[:5], span) == ("1.10", "mlstm_kernels 2.20‡", "[2.00", "2.0 to 4.0")
 
 
+def test_occasions_are_held_against_each_other_where_kernels_are_the_same(tmp_path):
+    def measured(*times: float, **changes) -> list[Row]:
+        names = ("hopper_sig", "tfla_sig_xl", "nxai_sig_xl")
+        rows = [at(name, 512, ms, comparison_id="one") for name, ms in zip(names, times, strict=True)]
+        return [rows[0].model_copy(update=changes), *rows[1:]]
+
+    write(tmp_path / "first", measured(1.0, 2.0, 3.0), run=RUN)
+    write(tmp_path / "again", measured(1.0, 2.1, 3.0), run=RUN)
+    write(tmp_path / "newer", measured(0.5, 2.0, 3.0, kernel_version=0), run=RUN)
+    assert pages.occasion(tmp_path / "first", tmp_path / "again") == " 3 | 33.3% | 3 | 5.0% |"
+    assert pages.occasion(tmp_path / "first", tmp_path / "newer") == " 1 | 100.0% | 2 | 0.0% |"
+
+
 def test_of_several_occasions_the_readme_has_the_last(tmp_path):
     last = [row.model_copy(update={"started_at": "2026-11-28"}) for row in compared("last", 1.0, {4096: 3.5})]
     write(tmp_path / "h100" / "chunk", last, **{"3.6.0": RUN})
