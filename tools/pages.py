@@ -9,6 +9,7 @@ It writes results/README.md, results/claims.md and README's figure, and in other
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from functools import cache
 from itertools import combinations
@@ -141,6 +142,30 @@ def occasion(first: Path, again: Path) -> str:
     return f" {len(holds) // 2:,} | {sum(holds) / len(holds):.1%} | {len(times)} | {moved:.1%} |"
 
 
+def gpus(results: Path) -> Iterator[str]:
+    """Yield what single H100s took for kernels of the same versions, in ms forward at T = 4096 of Fig. 4."""
+    anchors = ("hopper_sig", "hopper_retention", "hopper_mamba2", "fla_retention", "mamba2", "nxai_sig_xl")
+    yield f"| H100 | measured | copies at, TB/s | {' | '.join(anchors)} |"
+    yield "|---|---|---:|" + "---:|" * len(anchors)
+    lines = []
+    for folder in find_results(results / "h100"):
+        of_gpu: dict[str, dict[str, Row]] = defaultdict(dict)
+        for row in ok_rows(folder.folder, pass_="fw", seq_len=4096):
+            cut = (64, 64, 64) if row.implementation.endswith("mamba2") else (16, 128, 256)
+            here = (row.heads, row.d_qk, row.d_hv) == cut and row.batch == 16 and row.implementation in anchors
+            if here and folder.runs[row.run_id]["packages"]["triton"] == "3.6.0":
+                rows = of_gpu[row.gpu_uuid or ""]
+                rows[row.implementation] = fastest([rows.get(row.implementation, row), row])
+        for uuid, rows in of_gpu.items():
+            first = min(rows.values(), key=lambda row: row.started_at)
+            copies = folder.runs[first.run_id]["ceilings"]["bfloat16"]["bytes_per_s"] / 1e12
+            cells = [first.started_at[:10], f"{copies:.3f}"]
+            cells += [milliseconds(rows[name]) if name in rows else "" for name in anchors]
+            if len(rows) > 1:
+                lines.append((first.started_at, f"| {uuid[4:12]}, {folder.folder.name} | {' | '.join(cells)} |"))
+    yield from (line for _, line in sorted(lines))
+
+
 def host_times(results: Path) -> Iterator[str]:
     """Yield how long the host needs to enqueue a call."""
     rows = [row for row in ok_rows(results / "h200" / "paper-fig4") if row.implementation in our_kernels()]
@@ -210,7 +235,7 @@ def model_errors(_: Path) -> Iterator[str]:
 BLOCKS = {
     function.__name__: function
     for function in (
-        readme_table, models_table, sources, occasions, host_times, gla_published, of_bound,
+        readme_table, models_table, sources, occasions, gpus, host_times, gla_published, of_bound,
         best_chunk, model_errors,
     )
 }  # fmt: skip

@@ -184,6 +184,15 @@ def test_occasions_are_held_against_each_other_where_kernels_are_the_same(tmp_pa
     assert pages.occasion(tmp_path / "first", tmp_path / "newer") == " 1 | 100.0% | 2 | 0.0% |"
 
 
+def test_gpus_of_one_kind_stand_beside_each_other(tmp_path):
+    run = RUN | {"packages": {"triton": "3.6.0"}, "ceilings": {"bfloat16": {"bytes_per_s": 3.02e12, "flops_per_s": 1}}}
+    for uuid, ms in (("GPU-1", 1.0), ("GPU-2", 1.02)):
+        rows = [at("hopper_sig", 4096, ms, gpu_uuid=uuid), at("nxai_sig_xl", 4096, 2.5, gpu_uuid=uuid)]
+        write(tmp_path / "h100" / uuid, [*rows, at("hopper_sig", 4096, 0.5, gpu_uuid=uuid, heads=32)], run=run)
+    _, _, *lines = pages.gpus(tmp_path)
+    assert [line.split(" | ")[2:4] for line in lines] == [["3.020", "1.00"], ["3.020", "1.02"]]
+
+
 def test_of_several_occasions_the_readme_has_the_last(tmp_path):
     last = [row.model_copy(update={"started_at": "2026-11-28"}) for row in compared("last", 1.0, {4096: 3.5})]
     write(tmp_path / "h100" / "chunk", last, **{"3.6.0": RUN})
