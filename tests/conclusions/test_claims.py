@@ -57,10 +57,10 @@ def errors(by_chunk: dict[int, float]) -> list[Row]:
 
 
 def over_heads(name: str, *ms: float, **changes) -> list[Row]:
-    """A forward row of heads of 32, and of 64, at an embedding of 4096."""
+    """A forward row of heads of 32, of 64 and of 128, at an embedding of 4096, as many as there are times."""
     return [
         row(name, value, seq_len=8192, batch=4, heads=4096 // d, d_qk=d, d_hv=d, **changes)
-        for d, value in zip((32, 64), ms, strict=True)
+        for d, value in zip((32, 64, 128), ms, strict=False)
     ]
 
 
@@ -194,6 +194,12 @@ def test_values_are_those_of_the_rows():
     assert outcome("measured: the best L", over_chunks(VALLEY)).words == (
         "least 14.0 ms at L = 256; 15.0 ms at 64, 70.0 ms at 4096"
     )
+
+
+def test_a_claim_about_narrow_heads_is_told_by_them_alone():
+    wide = [*over_heads("tfla_exp_xl", 4, 4, 4), *over_heads("tfla_exp_limit", 4.4, 4, 9, chunk_size=64)]
+    found = outcome("forward: limit_chunk as fast", wide)
+    assert (found.verdict, list(found.numbers)) == ("holds", [32, 64])
 
 
 def test_only_points_of_one_comparison_count():
