@@ -350,6 +350,13 @@ def test_the_papers_formulas_decide_some_claims_without_rows():
     assert [round(number.value, 3) for number in ends.values()] == [1.002, 1.078]
 
 
+def test_a_claim_does_not_hold_by_numbers_that_are_not_there():
+    throttled = [each.model_copy(update={"throttled": each.chunk_size == 256}) for each in CASES["L = 256 as fast"][0]]
+    found = outcome("L = 256 as fast", [*throttled, *over_chunks({512: 15.0})])
+    assert found.verdict == "not measurable"
+    assert found.reason == "measured, but nowhere in one comparison without throttling"
+
+
 def test_a_throttled_row_is_not_used():
     rows = [*SIG, *training("mamba2", 9, 9, 9, throttled=True)]
     assert outcome("training: over 2x", rows).verdict == "not measurable"

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from tflabench.conclusions.campaigns import Campaign
     from tflabench.rows.schema import Row
 
+APART = "measured, but nowhere in one comparison without throttling"
 AXIS_SYMBOLS = {"seq_len": "T", "chunk_size": "L", "d_hv": "d_hv"}
 # What Triton 3.6 miscompiles or aborts on, by implementation and pass (docs/getting-started.md).
 OTHER_TRITON = {("nxai_exp_xl", "fw"), ("nxai_exp_xl", "fwbw"), ("fla_simple_gla", "fwbw")}
@@ -281,8 +282,11 @@ def check(claim: Claim, kernels: str, campaigns: Sequence[Campaign]) -> Outcome:
     if len(numbers) < claim.at_least:
         reason = f"{len(numbers)} {AXIS_SYMBOLS[claim.over]} measured, {claim.at_least} needed"
         return Outcome(claim, kernels, "not measurable", numbers, reason, folder, claim.decided_by(kernels))
+    of_claim = list(claim.of(numbers))
+    if not of_claim:
+        return Outcome(claim, kernels, "not measurable", numbers, APART, folder, claim.decided_by(kernels))
     low, high = claim.stated
-    missed = [number for number in claim.of(numbers) if not (number.high > low and number.low < high)]
+    missed = [number for number in of_claim if not (number.high > low and number.low < high)]
     if not missed:
         return Outcome(claim, kernels, "holds", numbers, "", folder)
     worst = max(missed, key=lambda number: max(low - number.high, number.low - high))
@@ -330,5 +334,4 @@ def _lacking(claim: Claim, kernels: str, campaigns: Sequence[Campaign]) -> tuple
         elif not any(row.status == "ok" for row in fitting):
             reasons.append(f"{name} {fitting[-1].status}: {fitting[-1].reason}")
             hopeless = hopeless or fitting[-1].status == "wrong"
-    reason = "; ".join(dict.fromkeys(reasons)) or "measured, but nowhere in one comparison without throttling"
-    return reason, None if hopeless else command
+    return "; ".join(dict.fromkeys(reasons)) or APART, None if hopeless else command
