@@ -62,7 +62,7 @@ def readme_table(results: Path) -> Iterator[str]:
     protocols = " and ".join(sorted({str(row.protocol_version) for row in rows}))
     facts = [(compared.packages[row.run_id]["torch"], str(row.driver)) for row in rows]
     torches, drivers = (" and ".join(sorted(set(values))) for values in zip(*facts, strict=True))
-    waits = [_tokens_from(ok_rows(results / "h100" / "paper-fig4"), pass_) for pass_ in operations.PASSES]
+    waits = [_tokens_from(ok_rows(results / "h100" / "paper-fig4-two-lengths"), pass_) for pass_ in operations.PASSES]
     yield ""
     yield wrapped(
         "Both sides of a ratio took turns on one GPU; ± is half of its [95% interval](docs/results.md#read-a-row). "
