@@ -143,6 +143,17 @@ def test_what_has_much_the_same_kernels_comes_one_after_the_other(bench):
     assert bench.jobs == [["a 512", "a 1024"], ["a 512"]]
 
 
+def test_what_compiles_for_each_size_is_warmed_up_side_by_side_once_that_is_known(bench):
+    bench.submit(*(point("a", seq_len=512 * n) for n in range(1, 5)))
+    (process,) = bench.processes
+    process.answer({**OK, "cpu_seconds": 60.0})
+    assert bench.poll() == [(1, "ok")]
+    assert bench.jobs == [["a 512", "a 1024"]], "the first had to compile"
+    process.answer({**OK, "cpu_seconds": 60.0})
+    assert bench.poll() == [(2, "ok")]
+    assert bench.jobs == [["a 512", "a 1024", "a 1536"], ["a 2048"]]
+
+
 def test_there_are_never_more_processes_than_jobs_at_a_time():
     bench = Bench(most=1)
     bench.submit(point("a"), point("c"))

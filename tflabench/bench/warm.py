@@ -17,6 +17,7 @@ from tflabench.bench.estimate import needed_bytes
 from tflabench.bench.tuning import Config
 from tflabench.bench.warming import WarmUpGate
 from tflabench.bench.workers import Workers
+from tflabench.problem import Problem
 from tflabench.selection.points import Point
 
 CONTEXT_BYTES = 600 << 20  # of GPU memory, of a process that holds no tensors
@@ -28,6 +29,7 @@ BREATH_EVERY_S = 0.7  # ... where they have been paused for this long: they find
 # stopped worker might hold that something waits for, it can give back in time.
 LONGEST_PAUSE = 1 / 3
 RELEASE_S = 0.5
+CACHED_S = 20.0  # CPU seconds that a job takes at most whose kernels lie in the cache
 
 
 @dataclass(frozen=True)
@@ -51,12 +53,11 @@ class _Job:
         """Return about how much memory of the GPU it takes."""
         return int(PEAK * needed_bytes(self.point.problem.part)) + CONTEXT_BYTES
 
-    def shares_kernels(self, other: _Job) -> bool:
-        """Return whether another job compiles much of what this one does: the later one then finds it in the cache."""
-        mine, its = self.point.problem, other.point.problem
-        heads = {"heads": its.heads, "heads_qk": its.heads_qk}
-        alike = mine.with_(batch=its.batch, seq_len=its.seq_len, pass_=its.pass_, seed=its.seed, **heads)
-        return self.point.implementation == other.point.implementation and alike == its
+    @property
+    def kernels(self) -> tuple[str, Problem]:
+        """Return what the kernels of both passes depend on in most libraries: no steps, sequences and heads."""
+        alike = self.point.problem.with_(batch=1, seq_len=1, heads=1, heads_qk=None, seed=0, pass_="fw")
+        return self.point.implementation.name, alike
 
 
 class WarmUp:
@@ -90,6 +91,8 @@ class WarmUp:
         self._working: dict[str, _Job] = {}  # by slot
         self._idle: list[str] = []  # slots, the longest idle first
         self._ended: list[Warmed] = []
+        self._compiled: set[tuple[tuple[str, Problem], str]] = set()  # kernels, and the pass
+        self._compile_anew: set[str] = set()  # implementations that do for each size
         self._paused_at: float | None = None
 
     @property
@@ -176,7 +179,11 @@ class WarmUp:
             job = self._working.pop(slot)
             if self._workers.has(slot):
                 self._idle.append(slot)
-            self._ended.append(Warmed(job.ticket, result["status"], result["reason"], result.get("cpu_seconds", 0.0)))
+            seconds, compiled = result.get("cpu_seconds", 0.0), (job.kernels, job.point.problem.pass_)
+            if compiled in self._compiled and seconds > CACHED_S:
+                self._compile_anew.add(job.point.implementation.name)
+            self._compiled.add(compiled)
+            self._ended.append(Warmed(job.ticket, result["status"], result["reason"], seconds))
 
     def _hand_out(self) -> None:
         if self._paused_at is not None:
@@ -184,8 +191,9 @@ class WarmUp:
         for job in list(self._waiting):
             if len(self._working) >= self._most:
                 return
-            if any(job.shares_kernels(other) for other in self._working.values()):
-                continue
+            alike = any(job.kernels == other.kernels for other in self._working.values())
+            if alike and job.point.implementation.name not in self._compile_anew:
+                continue  # it finds in the cache what the other one compiles
             held = sum(other.bytes for other in self._working.values()) + CONTEXT_BYTES * len(self._idle)
             if self._working and held + job.bytes > self._budget:
                 return  # in their order
