@@ -63,9 +63,12 @@ def readme_table(results: Path) -> Iterator[str]:
     facts = [(compared.packages[row.run_id]["torch"], str(row.driver)) for row in rows]
     torches, drivers = (" and ".join(sorted(set(values))) for values in zip(*facts, strict=True))
     waits = [_tokens_from(ok_rows(results / "h100" / "paper-fig4-two-lengths"), pass_) for pass_ in operations.PASSES]
+    fig4 = results / "h100" / "paper-fig4"
+    later = occasion(fig4, fig4.with_name("paper-fig4-two-lengths"))
     yield ""
     yield wrapped(
-        "Both sides of a ratio took turns on one GPU; ± is half of its [95% interval](docs/results.md#read-a-row). "
+        "Both sides of a ratio took turns on one GPU; ± is half of its [95% interval](docs/results.md#read-a-row), "
+        f"which holds between like hosts; on a later one {later.split(' | ')[1]} of ratios were in it. "
         f"{THROTTLED}: the GPU held its clock back while ours ran, so that the ratio is a bound (≥). "
         f"{operations.ELSEWHERE}: with another Triton than {compared.usual_triton}, in which the peer is faster or "
         "alone right; ours beside it is of that comparison. *Range*: of the ratio to that kernel over all lengths and "
