@@ -27,8 +27,8 @@ def main() -> None:
     for t in range(PROMPT, T):
         token = [x[:, :, t] for x in (q, k, v, i, f)]  # (B, H, d), gates (B, H)
         decoded.append(ops.mlstm_exp_step(*token, state=state))  # `state` becomes the one after this token
-    each = (time.perf_counter() - start) / STEPS
-    print(f"{STEPS} tokens decoded, {each * 1e6:.0f} µs each on {device}")
+    seconds = (time.perf_counter() - start) / STEPS
+    print(f"{STEPS} tokens decoded, {seconds * 1e6:.0f} µs each on {device}")
 
     whole = ops.mlstm_exp(q, k, v, i, f)[:, :, PROMPT:]
     error = (torch.stack(decoded, dim=2) - whole).norm() / whole.norm()

@@ -464,14 +464,14 @@ def _check_text(name: str, value: object) -> None:
         raise InputError(f"{name} is {value!r}: it must be a string, not empty")
 
 
-def _listed(words: str | Sequence[str]) -> list[str]:
+def _listed(names: str | Sequence[str]) -> list[str]:
     """Return the parts of a comma-separated string, or of several of them; InputError where it is neither."""
     from tflabench.implementations.registry import split
 
-    several: Any = [words] if isinstance(words, str) else words
+    several: Any = [names] if isinstance(names, str) else names
     if not isinstance(several, Sequence) or any(type(word) is not str for word in cast("Sequence[Any]", several)):
-        raise InputError(f"names are {words!r}: they must be a string, or a list of strings")
-    return split(words if isinstance(words, str) else ",".join(words))
+        raise InputError(f"names are {names!r}: they must be a string, or a list of strings")
+    return split(names if isinstance(names, str) else ",".join(names))
 
 
 def _parsed(axes: Mapping[str, AxisValues]) -> dict[str, Values]:

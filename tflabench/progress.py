@@ -56,7 +56,7 @@ class ProgressPrinter(Listener):
                 console=self._console, refresh_per_second=REFRESH_HZ, transient=True, get_renderable=self._table
             )
         self._several, self._protocol = fleet.count > 1, protocol
-        self._seconds = {point: each / fleet.count for point, each in seconds.items()}
+        self._seconds = {point: point_seconds / fleet.count for point, point_seconds in seconds.items()}
         self._sizes = {point.id: len(task.comparison.points) for task in tasks for point in task.comparison.points}
         total = sum(self._seconds[point.id] for task in tasks for point in task.comparison.points)
         self._task = self._bar.add_task("", total=total)
@@ -106,10 +106,10 @@ class ProgressPrinter(Listener):
             f"{progress.timed} of {progress.points} timed, {progress.failed} failed, {progress.refused} refused; "
             f"{progress.closed} of {progress.comparisons} comparisons closed"
         )
-        for where, activity in progress.activities:
+        for station, activity in progress.activities:
             works = [_work(work, progress.comparisons, self._protocol) for work in activity.working]
             if self._several:
-                yield f"{where}: {works[0] if works else 'starting'}"
+                yield f"{station}: {works[0] if works else 'starting'}"
             else:
                 yield from works
                 points = activity.compiling[:MOST_COMPILING]

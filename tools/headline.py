@@ -67,9 +67,9 @@ class Size(NamedTuple):
     cut: tuple[int, int, str] | tuple[()] = ()
 
     def __str__(self) -> str:
-        words = [f"T = {self.seq_len}", f"{self.batch * self.seq_len:,} tokens", f"embedding {self.embedding}"]
-        words += [self.dtype, *([] if self.inputs == "normal" else [f"{self.inputs} inputs"])]
-        return ", ".join([*words, *([f"heads {self.cut[-1]}"] if self.cut else [])])
+        parts = [f"T = {self.seq_len}", f"{self.batch * self.seq_len:,} tokens", f"embedding {self.embedding}"]
+        parts += [self.dtype, *([] if self.inputs == "normal" else [f"{self.inputs} inputs"])]
+        return ", ".join([*parts, *([f"heads {self.cut[-1]}"] if self.cut else [])])
 
 
 class Pair(NamedTuple):
@@ -151,12 +151,16 @@ class HeadlineOccasion:
             row = group[0]
             cut = (row.d_hv, row.d_qk, heads(row)) if cuts[size, row.pass_] > 1 else ()
             made.append(Question(size._replace(cut=cut), group))
-        return sorted(made, key=lambda each: (list(PASS_TITLES).index(each.pass_), each.size))
+        return sorted(made, key=lambda question: (list(PASS_TITLES).index(question.pass_), question.size))
 
     @cached_property
     def pairs(self) -> dict[tuple[Size, str, str], Pair]:
         """Return all pairs by size, pass and peer."""
-        return {(each.size, each.pass_, name): pair for each in self.questions for name, pair in each.pairs.items()}
+        return {
+            (question.size, question.pass_, name): pair
+            for question in self.questions
+            for name, pair in question.pairs.items()
+        }
 
     @cached_property
     def rank(self) -> tuple[bool, bool, int, int]:
@@ -170,9 +174,9 @@ class HeadlineOccasion:
         """Return the preset that all its sweeps measured; the folder's name where they do not say one."""
         commands = [" ".join(run.get("arguments", ())).replace("=", " ").split() for run in self.campaign.runs.values()]
         names = {
-            words[words.index("--preset") + 1] if "--preset" in words else "quick"
-            for words in commands
-            if words[:1] == ["sweep"]
+            arguments[arguments.index("--preset") + 1] if "--preset" in arguments else "quick"
+            for arguments in commands
+            if arguments[:1] == ["sweep"]
         }
         return names.pop() if len(names) == 1 else Path(self.campaign.folder).resolve().name
 
@@ -185,14 +189,14 @@ class HeadlineOccasion:
 
 def command(sweeps: Iterable[Sequence[str]]) -> str:
     """Return the command of sweeps by their arguments, with the options that all share and that decide rows."""
-    options = [_options(words) for words in sweeps]
+    options = [_options(arguments) for arguments in sweeps]
     return " ".join(["tflabench sweep", *(each for each in options[0] if all(each in other for other in options))])
 
 
-def _options(words: Sequence[str]) -> list[str]:
+def _options(arguments: Sequence[str]) -> list[str]:
     """Return the options of a sweep, each with its value, but for those that decide no row."""
     options: list[list[str]] = []
-    for word in words[1:]:
+    for word in arguments[1:]:
         if word.startswith("-") or not options:
             options.append([])
         options[-1].append(word)
@@ -224,7 +228,7 @@ def markdown(root: Path) -> str:
     figures: dict[tuple[float, str], list[list[HeadlineOccasion]]] = defaultdict(list)
     untabled: list[Campaign] = []
     for (number, name, _), occasions in sorted(subjects.items()):
-        occasions.sort(key=lambda each: each.rank, reverse=True)
+        occasions.sort(key=lambda occasion: occasion.rank, reverse=True)
         tabled = number < inf or name == "quick"
         if tabled and occasions[0].rank[-2]:
             figures[number, name].append(occasions)
@@ -244,8 +248,8 @@ def _link(root: Path, campaign: Campaign, *others: Campaign) -> str:
     """Return a link to a campaign's rows: its folder, and its conditions that others do not share."""
     folder = Path(os.path.relpath(campaign.folder, root)).as_posix()
     rows = TIMES if is_packed(Path(campaign.folder)) else "rows.csv"
-    own = [f"{name} {x}" for name, x in campaign.decisive.items() if any(y.decisive[name] != x for y in others)]
-    return f"[{plain(', '.join([folder, *own]))}]({folder}/{rows})"
+    conditions = [f"{name} {x}" for name, x in campaign.decisive.items() if any(y.decisive[name] != x for y in others)]
+    return f"[{plain(', '.join([folder, *conditions]))}]({folder}/{rows})"
 
 
 def _section(devices: Sequence[Sequence[HeadlineOccasion]], root: Path) -> Iterator[str]:
@@ -263,11 +267,11 @@ def _section(devices: Sequence[Sequence[HeadlineOccasion]], root: Path) -> Itera
         yield from (*_table(part, peers[:MOST_PEERS]), "")
     if len(peers) > MOST_PEERS:
         yield f"- {len(peers) - MOST_PEERS} more peers: in the rows."
-    timed = [pair for each in columns for pair in each.pairs.values() if pair.peer.status == "ok" and pair.ours]
+    timed = [pair for question in columns for pair in question.pairs.values() if pair.peer.status == "ok" and pair.ours]
     apart = sum(pair.ratio is None for pair in timed)
     if apart:
         yield f"- No ratio: {apart} of {len(timed)} pairs, throttled or not compared."
-    ours = [pair.ours for each in columns for pair in each.pairs.values() if pair.ours]
+    ours = [pair.ours for question in columns for pair in question.pairs.values() if pair.ours]
     changed = [row.implementation for row in ours if not is_current(row.implementation, row.kernel_version)]
     if changed:
         yield f"- Kernels of ours that changed after this was measured: {plain(', '.join(dict.fromkeys(changed)))}."
@@ -276,10 +280,10 @@ def _section(devices: Sequence[Sequence[HeadlineOccasion]], root: Path) -> Itera
     for best, *others in devices:
         yield f"- Rows: {_link(root, best.campaign)}, {_origin(best.campaign)}."
         yield from _others(best, others, columns[0].size, root)
-    short = short_devices([each.campaign.device for each in shown])
-    for each in shown:
-        again = command([run.get("arguments", ()) for run in each.campaign.runs.values()] or [()])
-        yield f"- Again, {short[each.campaign.device]}: `{again} --out again`"
+    short = short_devices([occasion.campaign.device for occasion in shown])
+    for occasion in shown:
+        again = command([run.get("arguments", ()) for run in occasion.campaign.runs.values()] or [()])
+        yield f"- Again, {short[occasion.campaign.device]}: `{again} --out again`"
     yield ""
 
 
@@ -332,18 +336,18 @@ def _of_one_version(columns: Sequence[Question]) -> list[list[Question]]:
 
 def _columns(occasions: Sequence[HeadlineOccasion]) -> list[Question]:
     """Return the questions of one size: with most ratios or NEARLY as many, with most peers, and the largest."""
-    sizes = [{question.size for question in each.questions} for each in occasions]
+    sizes = [{question.size for question in occasion.questions} for occasion in occasions]
     shared = set.intersection(*sizes) or sizes[0]
-    asked = [question for each in occasions for question in each.questions if question.size in shared]
+    candidates = [question for occasion in occasions for question in occasion.questions if question.size in shared]
     peers: dict[Size, set[tuple[str, str]]] = defaultdict(set)
     ratios = Counter[Size]()
-    for question in asked:
+    for question in candidates:
         timed = (pair.peer for pair in question.pairs.values() if pair.peer.status == "ok")
         peers[question.size] |= {(row.device, row.implementation) for row in timed}
         ratios[question.size] += sum(pair.ratio is not None for pair in question.pairs.values())
     least = NEARLY * max(ratios.values())
     size = max(shared, key=lambda size: (ratios[size] >= least, len(peers[size]), size))
-    return [question for question in asked if question.size == size]
+    return [question for question in candidates if question.size == size]
 
 
 def _strongest_first(columns: Sequence[Question]) -> list[str]:
@@ -359,7 +363,7 @@ def _strongest_first(columns: Sequence[Question]) -> list[str]:
 def _table(columns: Sequence[Question], peers: Iterable[str]) -> Iterator[str]:
     """Yield the table of these peers, a column a device and pass; our fastest mLSTM stands first."""
     short = short_devices([question.rows[0].device for question in columns])
-    titles = [f"{short[each.rows[0].device]}, {PASS_TITLES[each.pass_]}" for each in columns]
+    titles = [f"{short[question.rows[0].device]}, {PASS_TITLES[question.pass_]}" for question in columns]
     best = [question.ours() for question in columns]
     roofs = ", ".join(sorted({row.ceilings.partition(":")[0] for row in best if row and row.ceilings}))
     bounds = [f"{milliseconds(row)} ({row.percent_of_bound or 0:.0f}%)" if row else "" for row in best]
@@ -385,7 +389,7 @@ def _names(rows: Iterable[Row | None]) -> str:
 def _failures(occasions: Sequence[HeadlineOccasion]) -> str:
     """Return who failed at all chunk sizes of a problem, by status: "wrong: a, b (1/4)"."""
     points, failed = Counter[str](), Counter[tuple[str, str]]()
-    for question in (question for each in occasions for question in each.questions):
+    for question in (question for occasion in occasions for question in occasion.questions):
         for name in dict.fromkeys(row.implementation for row in question.rows):
             row = fastest([row for row in question.rows if row.implementation == name])
             points[name] += 1
@@ -400,9 +404,9 @@ def _failures(occasions: Sequence[HeadlineOccasion]) -> str:
 def _origin(campaign: Campaign) -> str:
     """Return the days on which a campaign was measured, what it ran with, and its commit."""
     days = sorted({row.started_at[:10] for row in campaign.rows})
-    facts = conditions_of(campaign.rows, campaign.runs)
-    versions = [f"{name} {' and '.join(facts[name])}" for name in ("torch", "triton") if name in facts]
-    commits = [f"commit {commit[:7]}" for commit in facts.get("commit", [])]
+    conditions = conditions_of(campaign.rows, campaign.runs)
+    versions = [f"{name} {' and '.join(conditions[name])}" for name in ("torch", "triton") if name in conditions]
+    commits = [f"commit {commit[:7]}" for commit in conditions.get("commit", [])]
     return plain(", ".join([" to ".join(dict.fromkeys((days[0], days[-1]))), *versions, *commits[:2]]))
 
 
@@ -410,7 +414,7 @@ def _others(best: HeadlineOccasion, others: Sequence[HeadlineOccasion], size: Si
     """Yield where other rows of a figure are, and what was timed only there."""
     missing = {key for key, pair in best.pairs.items() if key[0] == size and pair.peer.status != "ok"}
     for other in others:
-        where = _link(root, other.campaign, best.campaign)
+        link = _link(root, other.campaign, best.campaign)
         only_here = {key: pair for key, pair in other.pairs.items() if key in missing and pair.ratio}
         if only_here:
             cells = [
@@ -419,6 +423,6 @@ def _others(best: HeadlineOccasion, others: Sequence[HeadlineOccasion], size: Si
                 if pair.ours
             ]
             missing -= only_here.keys()
-            yield f"- Timed elsewhere: {plain(', '.join(cells))}: {where}."
+            yield f"- Timed elsewhere: {plain(', '.join(cells))}: {link}."
         else:
-            yield f"- Other rows: {where}."
+            yield f"- Other rows: {link}."

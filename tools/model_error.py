@@ -132,8 +132,8 @@ def errors_by_gpu(judged: Iterable[JudgedRow]) -> list[ModelError]:
         groups: dict[object, list[float]] = {}
         for row in part:
             groups.setdefault(row.group, []).append(row.error)
-        rule = [(row, other) for row in part for other in by_point[row.point] if other.gpu.name != gpu]
-        moved = [other.chip.ceilings.bytes_per_s / row.chip.ceilings.bytes_per_s for row, other in rule]
+        rule = [(row, twin) for row in part for twin in by_point[row.point] if twin.gpu.name != gpu]
+        moved = [counterpart.chip.ceilings.bytes_per_s / row.chip.ceilings.bytes_per_s for row, counterpart in rule]
         by_rule = median_size(b.measured * times / a.measured - 1 for (a, b), times in zip(rule, moved, strict=True))
         errors.append(
             ModelError(
@@ -176,11 +176,11 @@ class RoundTripFit:
         low, high = math.log(SHORTEST), math.log(LONGEST)
         ratio = (math.sqrt(5) - 1) / 2
         while high - low > PRECISION:
-            left, right = high - ratio * (high - low), low + ratio * (high - low)
-            if self.loss(math.exp(left)) < self.loss(math.exp(right)):
-                high = right
+            lower, upper = high - ratio * (high - low), low + ratio * (high - low)
+            if self.loss(math.exp(lower)) < self.loss(math.exp(upper)):
+                high = upper
             else:
-                low = left
+                low = lower
         return math.exp((low + high) / 2)
 
 
@@ -221,8 +221,8 @@ def print_fits(judged: Sequence[JudgedRow]) -> None:
     for fitted_on in (name for name in lines if name == stored or "," not in name):
         seconds = lines[fitted_on].best()
         print(f"fitted on {fitted_on}: {seconds * 1e6:.2f} us")
-        for name, others in lines.items():
-            print(f"  {name:24} {_errors(others.errors(seconds))}")
+        for name, line in lines.items():
+            print(f"  {name:24} {_errors(line.errors(seconds))}")
 
 
 def main() -> None:

@@ -107,10 +107,10 @@ class Comparisons:
         """Return those of all folders of H100s."""
         folders = find_results(results / "h100")
         compared: dict[str | None, list[Row]] = defaultdict(list)
-        for row in (row for each in folders for row in each.rows if row.closed and row.status == "ok"):
+        for row in (row for results in folders for row in results.rows if row.closed and row.status == "ok"):
             compared[row.comparison_id].append(row)
-        folder = {name: each.folder for each in folders for name in each.runs}
-        packages = {name: run["packages"] for each in folders for name, run in each.runs.items()}
+        folder = {name: results.folder for results in folders for name in results.runs}
+        packages = {name: run["packages"] for results in folders for name, run in results.runs.items()}
         return cls(list(compared.values()), folder, packages)
 
     def triton(self, row: Row) -> str:
@@ -163,7 +163,7 @@ class Comparisons:
         """Return the ratios to a peer in its pass and at its gates over all T and tokens, without bounds."""
         alike = [pair for pair in self.pairs(setting, peer.pass_) if pair.ours.gates == peer.gates and pair.peer]
         over = [pair.ratio for pair in alike if pair.peer and pair.peer.implementation == peer.implementation]
-        return [each.value for each in over if each and not each.bound]
+        return [quotient.value for quotient in over if quotient and not quotient.bound]
 
 
 def table(measured: Comparisons, subject: str, settings: Mapping[str, Setting], results: str) -> Iterator[str]:
@@ -209,11 +209,11 @@ def figure(measured: Comparisons) -> Figure:
             for title, setting in OPERATIONS.items()
             for bar in _bars(title.partition(" (")[0], measured.best(setting, pass_))
         ]
-        names, values, words, colours = zip(*bars[:-1], strict=True)
+        names, values, texts, colours = zip(*bars[:-1], strict=True)
         axis = labels(names)
         axis = replace(axis, ticks=[tick for tick in axis.ticks if tick[1]])
         scale = linear("ms", 0.0, 1.4 * max(value for value in values if value > 0))
-        panels.append(Panel(PASS_TITLES[pass_], scale, axis, (Bars(names, values, words, colours),)))
+        panels.append(Panel(PASS_TITLES[pass_], scale, axis, (Bars(names, values, texts, colours),)))
     return Figure(
         stem="operations",
         title="Operations of linear RNNs on an H100, each with its fastest peer below it",

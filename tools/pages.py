@@ -60,8 +60,8 @@ def readme_table(results: Path) -> Iterator[str]:
     days = sorted({row.started_at[:10] for row in rows})
     when = " to ".join(days[:: len(days) - 1 or 1])
     protocols = " and ".join(sorted({str(row.protocol_version) for row in rows}))
-    facts = [(compared.packages[row.run_id]["torch"], str(row.driver)) for row in rows]
-    torches, drivers = (" and ".join(sorted(set(values))) for values in zip(*facts, strict=True))
+    versions = [(compared.packages[row.run_id]["torch"], str(row.driver)) for row in rows]
+    torches, drivers = (" and ".join(sorted(set(values))) for values in zip(*versions, strict=True))
     waits = [_tokens_from(ok_rows(results / "h100" / "paper-fig4-two-lengths"), pass_) for pass_ in operations.PASSES]
     fig4 = results / "h100" / "paper-fig4"
     later = occasion(fig4, fig4.with_name("paper-fig4-two-lengths"))
@@ -137,8 +137,8 @@ def occasion(first: Path, again: Path) -> str:
     pairs = [(row, by_point[row.point]) for row in ok_rows(first) if row.point in by_point]
     times = [(a, b) for a, b in pairs if a.kernel_version == b.kernel_version and not (a.throttled or b.throttled)]
     holds = []
-    for one, other in combinations(times, 2):
-        both = [ratio(*rows, allow_throttled=True) for rows in zip(one, other, strict=True)]
+    for first_pair, second_pair in combinations(times, 2):
+        both = [ratio(*rows, allow_throttled=True) for rows in zip(first_pair, second_pair, strict=True)]
         if both[0] and both[1]:
             holds += [abs(both[1].value - both[0].value) < over.margin for over in both if over]
     moved = max((b.ms_median or 0) / (a.ms_median or 1) - 1 for pair in times for a, b in (pair, pair[::-1]))

@@ -40,8 +40,8 @@ def main() -> None:
             for row in changed:
                 store.append(row)
             store.export()
-        left = sum(after is None for _, after in rows)
-        print(f"{results.folder}: {len(changed)} of {len(rows)} rows changed, {left} left as they are")
+        unchanged = sum(after is None for _, after in rows)
+        print(f"{results.folder}: {len(changed)} of {len(rows)} rows changed, {unchanged} left as they are")
 
 
 if __name__ == "__main__":

@@ -146,7 +146,7 @@ class TestPaper:
         assert "reference_sig" not in measured
         assert list(figure.rows.loc[list(measured["tfla_sig_xl"].rows), "implementation"].unique()) == ["tfla_sig_xl"]
         assert "Measured on NVIDIA H200, 2026-11-21." in figure.caption
-        assert any("measured" in key.words for key in figure.keys)
+        assert any("measured" in key.label for key in figure.keys)
 
     def test_points_lie_where_they_were_measured(self, results):
         figure = paper.fig17("sig", "fw", read_rows(results))

@@ -54,7 +54,7 @@ def test_the_band_is_that_of_the_leading_kernel_and_named():
     own = figure.rows[figure.rows["implementation"] == "tfla_sig_xl"].sort_values("seq_len")
     np.testing.assert_array_equal(band.lower, own["model_ms_lower"])
     np.testing.assert_array_equal(band.upper, own["model_ms_upper"])
-    assert [key.words for key in figure.keys] == ["bounds of mLSTMsig TFLA xl_chunk"]
+    assert [key.label for key in figure.keys] == ["bounds of mLSTMsig TFLA xl_chunk"]
     assert any("ceilings datasheet: NVIDIA" in line for line in figure.caption)
 
 
@@ -62,7 +62,7 @@ def test_missing_points_are_marked_named_and_break_the_line():
     figure = made(SWEEPS["lengths"], ["runtime"], highlight=["sdpa_math", "mamba2"])["runtime-seq_len"]
     crosses = [sorted(cross.x for cross in items(panel, Cross)) for panel in figure.panels]
     assert crosses == [[2**14, 2**15, 2**16], [2**13, 2**14, 2**15, 2**16]]
-    assert [key.words for key in figure.keys if key.kind == "cross"] == ["no time"]
+    assert [key.label for key in figure.keys if key.kind == "cross"] == ["no time"]
     assert "× oom: sdpa math fw at 16Ki, 32Ki, 64Ki; sdpa math fwbw at 8Ki, 16Ki, 32Ki, 64Ki" in figure.caption
     assert "○ wrong: Mamba 2 SSD fwbw at 4Ki" in figure.caption
     assert np.isnan(lit(figure.panels[1])["sdpa_math"].y).tolist() == [False] * 4 + [True] * 4
@@ -75,7 +75,7 @@ def test_noisy_points_are_hollow():
         for name, curve in lit(figure.panels[0]).items()
     }
     assert {name: at for name, at in hollow.items() if at} == {"simple_gla": [1024]}
-    assert "noisy or wrong" in [key.words for key in figure.keys]
+    assert "noisy or wrong" in [key.label for key in figure.keys]
 
 
 def test_wrong_results_that_were_timed_are_hollow_and_those_that_were_not_are_crosses():
@@ -96,12 +96,12 @@ def test_nothing_measured_is_said():
 def test_a_single_point_is_ranked_with_its_values_and_statuses():
     rows = [*SWEEPS["one_point"][:-1], row("simple_gla", status="timeout")]
     figure = made(rows, ["runtime"])["runtime-seq_len"]
-    assert [key.words for key in figure.keys] == ["bounds of each"]
+    assert [key.label for key in figure.keys] == ["bounds of each"]
     (panel,) = figure.panels
     (bars,) = items(panel, Bars)
     assert list(bars.values)[:-1] == sorted(r.ms_median for r in rows if r.ms_median)
-    assert bars.words[-1] == "timeout"
-    assert {f"{r.ms_median:#.3g}".rstrip(".") for r in rows if r.ms_median} <= set(bars.words)
+    assert bars.texts[-1] == "timeout"
+    assert {f"{r.ms_median:#.3g}".rstrip(".") for r in rows if r.ms_median} <= set(bars.texts)
     assert len(bars.labels) == len(rows)
 
 
@@ -133,7 +133,7 @@ def test_who_is_named_in_a_title_is_named_beside_the_panel_and_what_is_grey_in_t
     figure = made([*rows, row("simple_gla", seq_len=4096, batch=16)], ["runtime"])["runtime-seq_len"]
     assert "mlstm_kernels at T" in figure.title
     assert lit(figure.panels[0])["nxai_sig_xl"].label.startswith("mlstm_kernels")
-    assert [key.words for key in figure.keys if key.kind == "line"] == ["others"]
+    assert [key.label for key in figure.keys if key.kind == "line"] == ["others"]
 
 
 def test_throttled_points_are_named_in_the_caption_and_not_hollow():

@@ -129,7 +129,7 @@ def test_lines_show_half_the_largest_gain_for_every_eps_where_there_is_one(paper
     figure = heat_maps("6", experiment, paper["6"])
     lines = [[item for item in panel.items if isinstance(item, Curve)] for panel in figure.panels[1::2]]
     assert [len(own) for own in lines] == [3, 0, 0], "only the default normaliser has a transition"
-    keys = {key.ink.dash: float(key.words.removeprefix("eps = ")) for key in figure.keys}
+    keys = {key.ink.dash: float(key.label.removeprefix("eps = ")) for key in figure.keys}
     for line in lines[0]:
         gain = paper["6"][0].after[keys[line.ink.dash]]
         found = [transfer.half_gain(experiment.input_gates, column) for column in gain.T]

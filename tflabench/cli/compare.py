@@ -89,8 +89,8 @@ def compare(
         note.print("Rows measured while the GPU held its clock back are ambiguous; --allow-throttled judges them too.")
     if slower := [match for match in judgement.matches if match.regressed]:
         worst = max(slower, key=lambda match: match.ratio or math.inf)
-        how = f"takes {worst.ratio:.2f} times as long" if worst.ratio else worst.reason
-        line = f"{len(slower)} of {len(judgement.matches)} points regress, the worst: {worst.b.point} {how}"
+        slowdown = f"takes {worst.ratio:.2f} times as long" if worst.ratio else worst.reason
+        line = f"{len(slower)} of {len(judgement.matches)} points regress, the worst: {worst.b.point} {slowdown}"
         note.print(line, style="bold red")
         raise typer.Exit(1)
 

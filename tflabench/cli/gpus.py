@@ -24,7 +24,7 @@ def gpus(as_json: options.Json = False) -> None:
 
     here = machine.detect("auto")
     gpu = hardware.from_device_name(here.name)
-    measured = {dtype: known for dtype in DTYPE_BYTES if (known := hardware.measured_ceilings(here.name, dtype))}
+    measured = {dtype: ceilings for dtype in DTYPE_BYTES if (ceilings := hardware.measured_ceilings(here.name, dtype))}
     device = asdict(here) | {
         "known_as": gpu and gpu.name,
         "measured": {dtype: asdict(ceilings) for dtype, ceilings in measured.items()},

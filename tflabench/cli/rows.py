@@ -48,8 +48,8 @@ def merge(
             raise InputError(f"{results.folder} is what is to be added to: SOURCE must be another folder than --into")
     for results, target in pairs:
         new, replaced, kept = upkeep.merge(results, target)
-        left = f", {kept} left out for what was there" if kept else ""
-        print(f"{target}: {new} new points, {replaced} measured again{left}, from {results.folder}")
+        omitted = f", {kept} left out for what was there" if kept else ""
+        print(f"{target}: {new} new points, {replaced} measured again{omitted}, from {results.folder}")
 
 
 @rows.command()

@@ -66,7 +66,7 @@ def time(
         registry.plug_in(plugin)
     axes = _axes(shape, dtype, pass_)
     kind = detect(device).kind
-    problems = [resolve({axis: values[0] for axis, values in axes.items()} | {"pass": one}) for one in axes["pass"]]
+    problems = [resolve({axis: values[0] for axis, values in axes.items()} | {"pass": name}) for name in axes["pass"]]
     impl = registry.select(name)[0]
     if all(reasons := [impl.refuses(problem, kind) for problem in problems]):
         raise InputError(f"{name} cannot run here: {reasons[0]}")
@@ -98,13 +98,13 @@ def _ours(impl: Implementation, problem: Problem, kind: DeviceKind) -> list[str]
     """Return the names of this project's other implementations of the same operation that run here."""
     wanted = registry.operation(impl.name, impl.gate)
     return [
-        other.name
-        for other in registry.ours_and_plugged()
-        if registry.operation(other.name, other.gate) == wanted is not None
-        and other.formulation in ("chunkwise", "fused")
-        and other not in registry.plugged()
-        and other.name != impl.name
-        and not other.refuses(problem, kind)
+        candidate.name
+        for candidate in registry.ours_and_plugged()
+        if registry.operation(candidate.name, candidate.gate) == wanted is not None
+        and candidate.formulation in ("chunkwise", "fused")
+        and candidate not in registry.plugged()
+        and candidate.name != impl.name
+        and not candidate.refuses(problem, kind)
     ]
 
 

@@ -269,11 +269,9 @@ def check(claim: Claim, kernels: str, campaigns: Sequence[Campaign]) -> Outcome:
     if claim.theory:
         candidates = [(claim.theory(), None)]
     else:
-        in_order = sorted(campaigns, key=lambda each: (not each.is_current, min(r.started_at for r in each.rows)))
+        in_order = sorted(campaigns, key=lambda c: (not c.is_current, min(row.started_at for row in c.rows)))
         candidates = [
-            (numbers, campaign_of_numbers.folder)
-            for campaign_of_numbers in in_order
-            if (numbers := _numbers(claim, kernels, campaign_of_numbers.rows))
+            (numbers, campaign.folder) for campaign in in_order if (numbers := _numbers(claim, kernels, campaign.rows))
         ]
     if not candidates:
         reason, command = _lacking(claim, kernels, campaigns)

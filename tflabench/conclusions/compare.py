@@ -189,9 +189,9 @@ def judge(a: Row, b: Row, tolerance: Tolerance = Tolerance()) -> Match:
     if over is None:
         return match("ambiguous", "no time was recorded")
     apart, limit = abs(log(over.value)), log(1 + threshold.value)
-    known = spread.of_pair(a, b) * spread.family(tolerance.points)
-    if max(apart, limit) < known:
-        return match("ambiguous", f"B / A is {over.value:.3g}, and known to {100 * known:.2g}%")
+    certainty = spread.of_pair(a, b) * spread.family(tolerance.points)
+    if max(apart, limit) < certainty:
+        return match("ambiguous", f"B / A is {over.value:.3g}, and known to {100 * certainty:.2g}%")
     if apart < limit:
         return match("same")
     return match("faster" if over.value < 1 else "slower")

@@ -150,6 +150,6 @@ def _is_attention(row: Row) -> bool:
     return registry.owner(row.implementation).name == "softmax attention"
 
 
-def _times_as_fast(row: Row, other: Row) -> Ratio | None:
+def _times_as_fast(row: Row, attention: Row) -> Ratio | None:
     """Return a ratio of whole steps; where the GPU holds its clock back for both, as long ones make it, that counts."""
-    return ratio(other, row, allow_throttled=bool(row.throttled and other.throttled))
+    return ratio(attention, row, allow_throttled=bool(row.throttled and attention.throttled))

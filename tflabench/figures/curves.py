@@ -97,14 +97,14 @@ def draw(stem: str, source: Source, part: Slice, quantity: Quantity, theory: boo
     """
     single = part.single
     rows_of = by_pass(part.rows)
-    found = {pass_: finding(rows, quantity, None if single else part.axis) for pass_, rows in rows_of.items()}
-    named = [name for result in found.values() for name in result.names]
+    findings = {pass_: finding(rows, quantity, None if single else part.axis) for pass_, rows in rows_of.items()}
+    named = [name for result in findings.values() for name in result.names]
     chart = Chart.of(source, part, quantity, theory=theory, named=named)
     panels, heads = [], []
     for pass_, rows in rows_of.items():
-        result = found[pass_]
+        result = findings[pass_]
         heads.append(title(result, pass_, device_name(rows)))
-        panel_title = f"{PASSES[pass_]}: {result.subject} {result.words}" if result.words else PASSES[pass_]
+        panel_title = f"{PASSES[pass_]}: {result.subject} {result.verdict}" if result.verdict else PASSES[pass_]
         columns = {} if single else columns_of(rows, part.axis)
         panels.append(ranking(chart, rows, panel_title) if single else over_axis(chart, columns, panel_title))
     over = "" if single else f" over {AXES[part.axis].partition(' [')[0]}"
@@ -126,7 +126,7 @@ def draw(stem: str, source: Source, part: Slice, quantity: Quantity, theory: boo
 
 def _height(panels: Sequence[Panel]) -> float:
     """Return the height of panels of bars: labels of several lines need more."""
-    lines = max(words.count("\n") + 1 for panel in panels for _, words in panel.y.ticks)
+    lines = max(label.count("\n") + 1 for panel in panels for _, label in panel.y.ticks)
     return (0.09 + 0.06 * lines) * max(len(panel.y.ticks) for panel in panels) + 0.1
 
 
@@ -256,10 +256,10 @@ def keys(chart: Chart, panels: Sequence[Panel]) -> tuple[Key, ...]:
     rows, entries = chart.part.rows, []
     items = [item for panel in panels for item in panel.items]
     if chart.leader and _has_bounds(panels):
-        words, ink = f"bounds of {chart.looks[chart.leader].title}", Ink(chart.looks[chart.leader].ink.colour)
+        label, ink = f"bounds of {chart.looks[chart.leader].title}", Ink(chart.looks[chart.leader].ink.colour)
         if any(isinstance(item, Bars) for item in items):
-            words, ink = "bounds of each", BACKGROUND
-        entries.append(Key(words, ink, "area"))
+            label, ink = "bounds of each", BACKGROUND
+        entries.append(Key(label, ink, "area"))
     if any(isinstance(item, Curve) and item.role == "context" for item in items):
         entries.append(Key("others", BACKGROUND))
     hollow = any(isinstance(item, Curve) and any(item.hollow) for item in items)
@@ -290,10 +290,10 @@ def notes(chart: Chart, source: Source, panels: Sequence[Panel], single: bool = 
         yield "Whiskers: 20th to 80th percentile of the samples."
     if chart.leader and _has_bounds(panels):
         origins = sorted({str(origin) for origin in rows["ceilings"].dropna()})
-        whose = "each" if single else chart.looks[chart.leader].title
+        subject = "each" if single else chart.looks[chart.leader].title
         yield (
-            f"Shaded: the bounds of {whose} by its FLOPs and bytes, from max(FLOPs/rate, bytes/bandwidth) up to their "
-            f"sum; ceilings {'; '.join(origins) or 'unknown'}."
+            f"Shaded: the bounds of {subject} by its FLOPs and bytes, from max(FLOPs/rate, bytes/bandwidth) up to "
+            f"their sum; ceilings {'; '.join(origins) or 'unknown'}."
         )
     if chart.quantity == RUNTIME and single and rows["percent_of_bound"].notna().any():
         yield "In brackets: percent of the bound of the problem."

@@ -57,7 +57,7 @@ def swept_axes(rows: Rows) -> list[str]:
 
     axes: list[str] = []
     for axis in [axis for axis in AXES if codes[axis].max() > 0]:
-        apart = [other for other in AXES if other != axis]
+        apart = [name for name in AXES if name != axis]
         if any(varies(axis, fixed) for fixed in (apart, [*axes, "embedding"], [*axes, "heads"])):
             axes.append(axis)
     return axes

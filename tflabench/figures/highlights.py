@@ -83,12 +83,12 @@ class Finding(NamedTuple):
     """The result of one comparison: who is compared with whom, and where. `names` are of the implementations."""
 
     subject: str
-    words: str
+    verdict: str
     names: tuple[str, ...] = ()
 
 
 def finding(rows: Rows, quantity: Quantity, axis: str | None) -> Finding:
-    """Return in a few words how ours compares with its strongest peer; no words where no ratio may be taken.
+    """Return in a few words how ours compares with its strongest peer; an empty verdict where no ratio may be taken.
 
     Ours is our best mLSTM, or our best kernel where there is none. Its peer is the best of other libraries that
     computes the same, mLSTMexp or mLSTMsig; where no comparison has one, the best of all that is no mLSTM. Both are of
@@ -146,4 +146,4 @@ def device_name(rows: Rows) -> str:
 def title(finding: Finding, pass_: str, device: str) -> str:
     """Return a sentence for the head of a figure: "mLSTM forward, H100: 4.5x faster than mlstm_kernels"."""
     head = f"{finding.subject} {PASSES[pass_]}, {device}"
-    return f"{head}: {finding.words}" if finding.words else head
+    return f"{head}: {finding.verdict}" if finding.verdict else head

@@ -193,10 +193,10 @@ def _bars(ax: Axes, bars: Bars) -> None:
         if bounds and np.isfinite(bounds).all():
             ax.barh(place, bounds[1] - bounds[0], left=bounds[0], height=0.8, color="0.86", linewidth=0)
     ax.barh(places, np.nan_to_num(bars.values), height=0.5, color=bars.colours)
-    for place, value, words in zip(places, bars.values, bars.words, strict=True):
+    for place, value, label in zip(places, bars.values, bars.texts, strict=True):
         at = (0.0 if math.isnan(value) else value, place)
         style: dict[str, Any] = {"style": "italic", "color": "0.4"} if math.isnan(value) else {}
-        text = ax.annotate(words, at, (3, 0), textcoords="offset points", va="center", fontsize=SMALL, **style)
+        text = ax.annotate(label, at, (3, 0), textcoords="offset points", va="center", fontsize=SMALL, **style)
         text.set_in_layout(False)  # the axis leaves room for it
 
 
@@ -208,7 +208,7 @@ def _heat_map(ax: Axes, heat: HeatMap) -> None:
         bar = ax.figure.colorbar(drawn, cax=ax.inset_axes((1.05, 0, 0.06, 1)))
         bar.outline.set_visible(False)  # type: ignore[operator]
         ticks = log_ticks(heat.low, heat.high) if heat.scale == "log" else linear_ticks(heat.low, heat.high)
-        bar.set_ticks([value for value, _ in ticks], labels=[words for _, words in ticks])
+        bar.set_ticks([value for value, _ in ticks], labels=[text for _, text in ticks])
         bar.ax.minorticks_off()
         bar.ax.set_xlabel(heat.label, loc="left", labelpad=5)
 
@@ -281,6 +281,6 @@ def _legend(drawing: Drawing, keys: Sequence[Key]) -> None:
             Patch(color=key.ink.colour, alpha=0.3, lw=0) if key.kind == "area" else _sample(key.ink, key.kind)
             for key in keys
         ]
-        names = [shorten(key.words, KEY_LETTERS) for key in keys]
+        names = [shorten(key.label, KEY_LETTERS) for key in keys]
         columns = len(keys) if sum(map(len, names)) + 4 * len(names) < LEGEND_LETTERS else 1
         drawing.legend(handles, names, loc="outside lower left", ncols=columns)

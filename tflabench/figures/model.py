@@ -121,14 +121,14 @@ class Circle:
 
 @dataclass(frozen=True)
 class Bars:
-    """Horizontal bars from zero, the first on top, with a label before each and words after it.
+    """Horizontal bars from zero, the first on top, with a label before each and a text after it.
 
-    A bar of value NaN is only its words. `ranges` are theory's lower and upper bound, drawn behind the bars.
+    A bar of value NaN is only its text. `ranges` are theory's lower and upper bound, drawn behind the bars.
     """
 
     labels: Sequence[str]
     values: Numbers
-    words: Sequence[str]
+    texts: Sequence[str]
     colours: Sequence[str]
     ranges: Sequence[tuple[float, float] | None] = ()
     rows: Sequence[int] = ()
@@ -170,7 +170,7 @@ class Panel:
 class Key:
     """A legend entry for what curves have in common: a line or mark in this ink, or a filled area."""
 
-    words: str
+    label: str
     ink: Ink
     kind: Literal["line", "area", "hollow", "cross"] = "line"
 

@@ -94,7 +94,7 @@ def _bars(bars: Bars) -> list[Trace]:
     values = np.nan_to_num(bars.values)
     drawn = common | {
         "x": numbers(values), "width": 0.5, "marker": {"color": list(bars.colours)}, "hoverinfo": "none",
-        "text": [escape(text) for text in bars.words], "textposition": "outside", "cliponaxis": False,
+        "text": [escape(text) for text in bars.texts], "textposition": "outside", "cliponaxis": False,
         "customdata": list(bars.rows), "textfont": {"size": 11},
     }  # fmt: skip
     bounded = [

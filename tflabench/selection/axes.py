@@ -91,10 +91,10 @@ def resolve(values: Mapping[str, Any]) -> Problem:
     return Problem(**sizes, pass_=values.get("pass", "fw"))
 
 
-def _divided(total: str, by: str, values: Mapping[str, Any], sizes: Mapping[str, Any]) -> int:
-    quotient, rest = divmod(values[total], sizes[by])
+def _divided(total: str, divisor: str, values: Mapping[str, Any], sizes: Mapping[str, Any]) -> int:
+    quotient, rest = divmod(values[total], sizes[divisor])
     if rest or not quotient:
-        raise InputError(f"{total} is {values[total]}: it must be a multiple of {by}, which is {sizes[by]}")
+        raise InputError(f"{total} is {values[total]}: it must be a multiple of {divisor}, which is {sizes[divisor]}")
     return quotient
 
 
@@ -113,13 +113,13 @@ def _integers(axis: str, word: str) -> list[int]:
         if not rest:
             values = [int(first)]
         else:
-            start, stop, operator, by = int(first), int(rest[0]), rest[1][:1], int(rest[1][1:])
-            if len(rest) != 2 or operator not in "x+" or by < (2 if operator == "x" else 1) or start < 1:
+            start, stop, operator, step = int(first), int(rest[0]), rest[1][:1], int(rest[1][1:])
+            if len(rest) != 2 or operator not in "x+" or step < (2 if operator == "x" else 1) or start < 1:
                 raise malformed
             values, value = list[int](), start
             while value <= stop and len(values) <= MAX_VALUES:
                 values.append(value)
-                value = value * by if operator == "x" else value + by
+                value = value * step if operator == "x" else value + step
     except (ValueError, IndexError) as error:
         raise malformed from error
     if len(values) > MAX_VALUES:

@@ -127,8 +127,8 @@ def read_gpu(table: Mapping[str, Any], origin: str) -> Gpu:
     major, minor = map(int, capability.groups())
     fields: dict[str, Any] = {"name": Path(origin).stem} | {key: str(table[key]) for key in TEXTS if key in table}
     fields |= {field: table[key] * unit for key, (field, unit) in NUMBERS.items() if key in table}
-    sheet = ("datasheet", table["datasheet"]) if "datasheet" in table else ("given", origin)
-    fields["ceilings"] = Ceilings(table["peak_tflops"] * 1e12, table["bandwidth_tbs"] * 1e12, *sheet)
+    source = ("datasheet", table["datasheet"]) if "datasheet" in table else ("given", origin)
+    fields["ceilings"] = Ceilings(table["peak_tflops"] * 1e12, table["bandwidth_tbs"] * 1e12, *source)
     return Gpu(**fields, capability=(major, minor) if major else None, aliases=tuple(table.get("aliases", ())))
 
 

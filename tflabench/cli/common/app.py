@@ -67,8 +67,8 @@ def _one_line_errors() -> Iterator[None]:
             raise
         ctx = getattr(error, "ctx", None)
         hint = f"; see {ctx.command_path} --help" if ctx else ""
-        words: str = error.format_message().rstrip(".")  # type: ignore[attr-defined]
-        message, code = words.rpartition("Value error, ")[2] + hint, 2  # which pydantic puts before ours
+        text: str = error.format_message().rstrip(".")  # type: ignore[attr-defined]
+        message, code = text.rpartition("Value error, ")[2] + hint, 2  # which pydantic puts before ours
     except OSError as error:
         if error.errno in PATHS and error.filename is not None:
             message, code = f"{os.fsdecode(error.filename)} cannot be used ({error.strerror}): give another path", 2
