@@ -15,7 +15,7 @@ RANKS, HEADS, T, D = 2, 2, 256, 16
 
 
 class Layer(nn.Module):
-    """mLSTMsig between two projections, beside a skip connection, of x (1, T, HEADS * D)."""
+    """mLSTMsig between two projections, with a skip connection, of x (1, T, HEADS * D)."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -2,7 +2,7 @@
 
 This is the study of the TFLA paper (Tables 2, 3 and 6, Figs. 8 to 11) at the scale of the machine: a model of bytes is
 trained for every combination of the values given. Two minutes on a CPU; on a GPU models have 31 million parameters.
-Fixed gates beside learnable ones, the grid of Fig. 10, and on a GPU the kernels of mlstm_kernels beside ours:
+Fixed gates and learnable ones, the grid of Fig. 10, and on a GPU the kernels of mlstm_kernels next to ours:
 
     python examples/train_language_model.py --input-gate learnable fixed --bias -10
     python examples/train_language_model.py --gate exp --eps 1e-2 1e-4 1e-6 1e-8
@@ -62,7 +62,7 @@ class Training(NamedTuple):
 
 
 class Block(nn.Module):
-    """An mLSTM and a SwiGLU, each behind a norm and beside a skip connection."""
+    """An mLSTM and a SwiGLU, each behind a norm and with a skip connection."""
 
     def __init__(self, size: ModelSize, run: Training) -> None:
         super().__init__()

@@ -60,7 +60,7 @@ class Axes(TypedDict, total=False):
 
 
 class CallSizes(TypedDict, total=False):
-    """CallSizes of one call; those of a GPU are those of the paper's Fig. 4 at T = 4096 where nothing is said.
+    """Sizes of one call. On a GPU they are by default those of the paper's Fig. 4 at T = 4096.
 
     Attributes:
         batch, heads, seq_len, d_qk, d_hv: B, H, T and head dimensions.
@@ -289,7 +289,7 @@ def profile(
         impl: one implementation; None for tfla_sig_xl, or reference_sig on a CPU.
         plugin, device: as for `sweep`.
         pass_: "fw", "fwbw" or "decode".
-        calls: so many calls are profiled, and medians count.
+        calls: how many calls are profiled; times are medians over them.
         count: read the chip's counters too, with Nsight Compute.
         timeout: seconds for the profiler, and for Nsight Compute.
         sizes: see `CallSizes`.

@@ -47,11 +47,11 @@ def compare(
 ) -> None:
     """Match two results folders (or two implementations) point by point; exit code 1 where B is a regression.
 
-    A point is faster or slower where the medians are further apart than the threshold and than they are known to, both
-    have enough samples and neither was throttled; else it is the same, or ambiguous. The threshold is 1% where both
-    sides took turns in one comparison. Between two occasions it is 4.5%, more than any kernel moved between equal ones,
-    and grows with the number of points, so that equal folders have no regression in 95% of cases. Enough are 30
-    samples, or three rounds. A point that is slower, or ran in A and fails in B, is a regression.
+    A point is faster or slower where the medians are further apart than the threshold and than they are known to. Both
+    must have enough samples (30, or three rounds), and neither be throttled. Else it is the same, or ambiguous. The
+    threshold is 1% where both sides took turns in one comparison. Between two occasions it is 4.5%, more than any
+    kernel moved between equal ones, and grows with the number of points, so that equal folders have no regression in
+    95% of cases. A point that is slower, or ran in A and fails in B, is a regression.
     """
     from tflabench.conclusions import compare as comparison
     from tflabench.conclusions.campaigns import differences

@@ -29,8 +29,8 @@ def theory(
 
     Each comes with its caption (.txt) and what it shows (.csv): rows, or the points of its curves.
 
-    FLOPs over L (15), L of fewest (16), theoretical runtime over L (17), intensity (18), roofline (19), FLOP/s, FLOPs
-    and runtime over L (20), L of least runtime over d_hv (21) and over accelerator intensity (22).
+    Over L: FLOPs (15), theoretical runtime (17), intensity (18), a roofline (19), and FLOP/s, FLOPs and runtime (20).
+    The best L: of fewest FLOPs (16), of least runtime over d_hv (21) and over the intensity of the GPU (22).
     """
     from tflabench.figures import paper
     from tflabench.figures.files import check_formats, write_figures

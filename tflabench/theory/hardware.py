@@ -1,6 +1,6 @@
 """GPUs: dense matrix rate and memory bandwidth, from datasheets and as `tflabench calibrate` measured.
 
-The known ones stand in gpus.toml beside this module; one of the user's own is a file with such a table.
+The known ones are in gpus.toml, next to this module; a user's own GPU is a file with one such table.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ FIELDS = ("name", "capability", "peak_tflops", "bandwidth_tbs", *NUMBERS, "datas
 
 
 def read_gpu(table: Mapping[str, Any], origin: str) -> Gpu:
-    """Return the GPU that a table of TOML describes: as in gpus.toml beside this module, which explains the fields.
+    """Return the GPU that a table of TOML describes; gpus.toml explains the fields.
 
     Args:
         origin: without a `datasheet` it is the source of the ceilings, which are "given".

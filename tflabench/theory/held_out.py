@@ -1,7 +1,7 @@
 """Errors of the calibrated model on rows of a GPU on which its constant was not fitted, and where it ever ran.
 
-They stand in `held_out.json` beside this file, so that advice on any machine needs no results folder. It is made of the
-rows stored in the repository: `python tools/model_error.py results --write`.
+They are stored in `held_out.json`, next to this file, so that advice on any machine needs no results folder. It is made
+from the rows stored in the repository: `python tools/model_error.py results --write`.
 """
 
 from __future__ import annotations

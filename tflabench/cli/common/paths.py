@@ -75,10 +75,10 @@ def _file_to_write(out: Path, name: str) -> Path:
 
 
 def print_figures(files: Iterable[Path]) -> None:
-    """Print a line for each figure: its first file, and the endings of the others that lie beside it."""
+    """Print a line for each figure: its first file, and the suffixes of the others of that name."""
     for _, of_figure in groupby(files, lambda path: path.with_suffix("")):
-        first, *beside = of_figure
-        print(first, *(path.suffix for path in beside), sep=", ")
+        first, *formats = of_figure
+        print(first, *(path.suffix for path in formats), sep=", ")
 
 
 def folder_to_write(out: Path, option: str = "--out", make: bool = True) -> Path:
