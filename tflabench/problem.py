@@ -12,6 +12,7 @@ DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
 DeviceKind = Literal["cuda", "cpu"]
 Pass = Literal["fw", "fwbw", "decode"]
 PASSES: tuple[Pass, ...] = ("fw", "fwbw", "decode")
+PASS_TITLES = {"fw": "forward", "fwbw": "forward + backward", "decode": "decode step"}
 # Of a problem: what is more is a slip, and numbers made of it mean nothing.
 LARGEST = {"batch": 2**31, "heads": 2**20, "seq_len": 2**40, "d_qk": 2**16, "d_hv": 2**16}
 LARGEST_BYTES = 2**60

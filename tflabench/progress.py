@@ -12,7 +12,7 @@ from rich.text import Text
 
 from tflabench.bench.sweep import Listener
 from tflabench.conclusions import summary
-from tflabench.rows.labels import PASS_TITLES
+from tflabench.problem import PASS_TITLES
 
 if TYPE_CHECKING:
     from tflabench.bench import sweep

@@ -1,4 +1,4 @@
-"""The page results/README.md: a table a figure, our fastest kernel beside every peer, from stored rows alone.
+"""The page results/README.md: a table a figure, our fastest kernel against every peer, from stored rows alone.
 
 `tools/pages.py` writes it.
 """
@@ -19,8 +19,9 @@ from typing import NamedTuple
 from tflabench.conclusions.campaigns import Campaign, campaigns, conditions_of
 from tflabench.conclusions.ratio import Ratio, comparable, fastest, questions, ratio
 from tflabench.implementations.registry import get, is_current, operation, our_kernels, owner
+from tflabench.problem import PASS_TITLES
 from tflabench.rows.journal import TIMES, is_packed
-from tflabench.rows.labels import PASS_TITLES, heads, mark
+from tflabench.rows.labels import heads, mark
 from tflabench.rows.load import find_results
 from tflabench.rows.schema import Row
 from tflabench.selection.presets import load_preset, preset_names
@@ -190,7 +191,8 @@ class HeadlineOccasion:
 def command(sweeps: Iterable[Sequence[str]]) -> str:
     """Return the command of sweeps by their arguments, with the options that all share and that decide rows."""
     options = [_options(arguments) for arguments in sweeps]
-    return " ".join(["tflabench sweep", *(each for each in options[0] if all(each in other for other in options))])
+    shared = [option for option in options[0] if all(option in of_sweep for of_sweep in options)]
+    return " ".join(["tflabench sweep", *shared])
 
 
 def _options(arguments: Sequence[str]) -> list[str]:

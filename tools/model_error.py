@@ -80,7 +80,7 @@ def published(problem: Problem, kernel: Modelled, gpu: Gpu) -> float:
 def judge(folders: Iterable[Results]) -> tuple[list[JudgedRow], Counter[str]]:
     """Return the rows that the calibrated model describes, and how many others there are by what they are."""
     judged: list[JudgedRow] = []
-    others: Counter[str] = Counter()
+    undescribed: Counter[str] = Counter()
     seen: set[tuple[str, int | None, str]] = set()
     for results in folders:
         for row in results.rows:
@@ -91,10 +91,10 @@ def judge(folders: Iterable[Results]) -> tuple[list[JudgedRow], Counter[str]]:
             kernel = impl.modelled if (impl := registry.find(row.implementation)) else None
             on_one = not row.ranks and row.dtype in ("bfloat16", "float16")
             if kernel is None or row.chunk_size is None or not on_one:
-                others[row.implementation] += 1
+                undescribed[row.implementation] += 1
                 continue
             if not registry.is_current(row.implementation, row.kernel_version):
-                others[f"{row.implementation}, an older version"] += 1
+                undescribed[f"{row.implementation}, an older version"] += 1
                 continue
             ceilings = results.runs.get(row.run_id, {}).get("ceilings", {}).get(row.dtype)
             gpu = described(row.device, row.dtype)
@@ -105,7 +105,7 @@ def judge(folders: Iterable[Results]) -> tuple[list[JudgedRow], Counter[str]]:
             judged.append(
                 JudgedRow(row.title, row.point, gpu, chip, kernel, problem, row.ms_median / 1e3, seconds, terms)
             )
-    return judged, others
+    return judged, undescribed
 
 
 def median_and_worst(errors: Iterable[float]) -> tuple[float, float]:
@@ -184,7 +184,7 @@ class RoundTripFit:
         return math.exp((low + high) / 2)
 
 
-def print_errors(judged: Sequence[JudgedRow], others: Counter[str]) -> None:
+def print_errors(judged: Sequence[JudgedRow], undescribed: Counter[str]) -> None:
     """Print the errors of both models by GPU and kernels, fitted and held-out rows apart, and the rows furthest off."""
     groups: dict[tuple[str, str], list[JudgedRow]] = {}
     for row in judged:
@@ -202,7 +202,7 @@ def print_errors(judged: Sequence[JudgedRow], others: Counter[str]) -> None:
         size = f"{p.pass_} B={p.batch} T={p.seq_len} heads {p.heads}x{p.d_qk}/{p.d_hv} L={p.chunk_size}"
         longest = max(row.terms, key=row.terms.__getitem__)
         print(f"  {row.title} {size}: {row.measured * 1e3:.3g} ms, {row.error:+.0%}, most of it {longest}")
-    print("Not described:", ", ".join(f"{name} ({count})" for name, count in others.items()) or "none")
+    print("Not described:", ", ".join(f"{name} ({count})" for name, count in undescribed.items()) or "none")
 
 
 def _errors(errors: Sequence[float]) -> str:
@@ -233,12 +233,12 @@ def main() -> None:
     parser.add_argument("--write", action="store_true")
     arguments = parser.parse_args()
     try:
-        judged, others = judge(results for folder in arguments.folders for results in find_results(folder))
+        judged, undescribed = judge(results for folder in arguments.folders for results in find_results(folder))
     except InputError as error:
         parser.error(str(error))
     if not judged:
         parser.error("no row that the calibrated model describes: 16-bit, of our kernels or of mlstm_kernels")
-    print_errors(judged, others)
+    print_errors(judged, undescribed)
     if arguments.fit:
         print_fits(judged)
     if arguments.write:

@@ -1,4 +1,4 @@
-"""README's table and figure: each operation on an H100, ours beside its fastest peer. `tools/pages.py` writes them."""
+"""README's table and figure: each operation on an H100, ours and its fastest peer. `tools/pages.py` writes them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from tflabench.figures.axes import labels, linear
 from tflabench.figures.looks import COLOURS
 from tflabench.figures.model import Bars, Figure, Panel
 from tflabench.implementations.registry import is_current, operation, owner
-from tflabench.rows.labels import PASS_TITLES, heads
+from tflabench.problem import PASS_TITLES
+from tflabench.rows.labels import heads
 from tflabench.rows.load import find_results
 from tflabench.rows.schema import Row
 
@@ -64,8 +65,8 @@ MODELS = {  # of preset models
 }
 
 
-class Beside(NamedTuple):
-    """Our fastest row of a comparison beside the fastest of one peer in it, or beside none."""
+class Rivals(NamedTuple):
+    """Our fastest row of a comparison and the fastest of one peer in it; `peer` is None for our row alone."""
 
     ours: Row
     peer: Row | None = None
@@ -122,8 +123,8 @@ class Comparisons:
         """Return the Triton of most rows."""
         return Counter(self.triton(rows[0]) for rows in self.comparisons).most_common(1)[0][0]
 
-    def pairs(self, setting: Setting, pass_: str) -> Iterator[Beside]:
-        """Yield our fastest row of each comparison with the heads of a setting, beside each peer, or beside none.
+    def pairs(self, setting: Setting, pass_: str) -> Iterator[Rivals]:
+        """Yield our fastest row of each comparison with the heads of a setting: alone, and with each peer.
 
         Comparisons with older kernels of ours are left out: what is current in them may not be our fastest.
         """
@@ -136,25 +137,25 @@ class Comparisons:
             of_ours = [row for of_name in by_role["ours"].values() for row in of_name]
             if of_ours and all(is_current(row.implementation, row.kernel_version) for row in of_ours):
                 ours = fastest(of_ours)
-                yield Beside(ours)
-                yield from (Beside(ours, fastest(of_name)) for of_name in by_role["peer"].values())
+                yield Rivals(ours)
+                yield from (Rivals(ours, fastest(of_name)) for of_name in by_role["peer"].values())
 
-    def best(self, setting: Setting, pass_: str) -> Beside | None:
-        """Return ours beside the fastest peer at a setting, in any Triton; of several occasions of a peer the last.
+    def best(self, setting: Setting, pass_: str) -> Rivals | None:
+        """Return ours and the fastest peer at a setting, in any Triton; of several occasions of a peer the last.
 
         Another Triton than the usual counts where a peer is faster with it by TIE or more.
         """
-        last: dict[object, Beside] = {}
+        last: dict[object, Rivals] = {}
         for pair in sorted(self.pairs(setting, pass_), key=lambda pair: (pair.ms > 0, pair.ours.started_at)):
             if (pair.ours.batch, pair.ours.seq_len) == (setting.batch, setting.seq_len):
                 last[pair.peer and (pair.peer.implementation, self.triton(pair.peer))] = pair
 
-        def time(pair: Beside) -> float:
+        def time(pair: Rivals) -> float:
             return pair.ms * (1 + TIE * (self.triton(pair.ours) != self.usual_triton))
 
         return min(last.values(), key=time, default=None)
 
-    def quoted(self) -> list[Beside]:
+    def quoted(self) -> list[Rivals]:
         """Return all pairs of the table."""
         pairs = [self.best(setting, pass_) for setting in OPERATIONS.values() for pass_ in PASSES]
         return [pair for pair in pairs if pair]
@@ -185,7 +186,7 @@ def table(measured: Comparisons, subject: str, settings: Mapping[str, Setting], 
             yield f"| {' | '.join([title, str(setting), *cells])} |"
 
 
-def _cells(measured: Comparisons, setting: Setting, pair: Beside | None, results: str) -> list[str]:
+def _cells(measured: Comparisons, setting: Setting, pair: Rivals | None, results: str) -> list[str]:
     if pair is None or pair.peer is None:
         return [milliseconds(pair.ours) if pair else "", "", "", ""]
     elsewhere = ELSEWHERE * (measured.triton(pair.peer) != measured.usual_triton)
@@ -224,7 +225,7 @@ def figure(measured: Comparisons) -> Figure:
     )
 
 
-def _bars(title: str, pair: Beside | None) -> Iterator[tuple[str, float, str, str]]:
+def _bars(title: str, pair: Rivals | None) -> Iterator[tuple[str, float, str, str]]:
     """Yield label, time, words and colour of ours and of the peer, and of the room below."""
     peer, over = (pair.peer, pair.ratio) if pair else (None, None)
     yield _bar(title, pair.ours if pair else None)

@@ -11,7 +11,7 @@ from tflabench.bench.machine import chosen_gpu
 from tflabench.cli.common import app, options
 from tflabench.cli.common.console import RenderableType, emit
 from tflabench.conclusions.tables import FittedTable, TableColumn
-from tflabench.problem import InputError, Problem, size_in_words
+from tflabench.problem import PASS_TITLES, InputError, Problem, size_in_words
 
 if TYPE_CHECKING:
     from tflabench.conclusions.advise import Advice, Candidate
@@ -27,12 +27,10 @@ GATES = "Any of exp and sig (mLSTM), simple_gla, gla, retention, mamba2, ..., co
 Gates = Annotated[str, options.option(options.PROBLEM, "GATES", GATES, "--gate")]
 Layers = Annotated[int, options.option(options.PROBLEM, "N", "Layers that run the kernel.", max=options.MOST_CHOICES)]
 Tokens = Annotated[
-    int | None,
-    options.option(options.PROBLEM, "N", "Choose the batch for a step of so many tokens.", max=MOST_TOKENS),
+    int | None, options.option(options.PROBLEM, "N", "Choose the batch for a step of so many tokens.", max=MOST_TOKENS)
 ]
 Budget = Annotated[
-    int | None,
-    options.memory(options.PROBLEM, options.BUDGET, "--memory-budget", show_default="all that the GPU has"),
+    int | None, options.memory(options.PROBLEM, options.BUDGET, "--memory-budget", show_default="all that the GPU has")
 ]
 TOP = 10  # choices that are printed
 
@@ -151,11 +149,11 @@ def _text(advice: Advice, document: dict[str, Any]) -> Iterator[RenderableType]:
         TableColumn("largest\nbatch", "largest_batch", ">", drop=1),
         TableColumn("", mark, "<"),
     ]
-    p, passes = demand.problem, {"fw": "forward", "fwbw": "forward + backward"}
+    p = demand.problem
     size = f"batch {p.batch}" if demand.tokens is None else f"{demand.tokens:,} tokens a step"
     layers = f", {demand.layers} layers" if demand.layers > 1 else ""
     yield Text(
-        f"{passes[p.pass_]} on {advice.gpu.name}: T = {p.seq_len}, {size}, {p.heads} heads, d_qk = {p.d_qk}, "
+        f"{PASS_TITLES[p.pass_]} on {advice.gpu.name}: T = {p.seq_len}, {size}, {p.heads} heads, d_qk = {p.d_qk}, "
         f"d_hv = {p.d_hv}, {p.dtype}{layers}",
         style="bold",
     )

@@ -18,10 +18,7 @@ STYLES = {"holds": "green", "does not hold": "red", "not measurable": "dim"}
 
 
 @app.command("claims")
-def claims(
-    directory: Results,
-    json_: Json = False,
-) -> None:
+def claims(directory: Results, json_: Json = False) -> None:
     """Hold the paper's claims against measured rows, for its own kernels (`nxai_*`) and ours (`tfla_*`)."""
     from tflabench.conclusions.campaigns import campaigns
     from tflabench.conclusions.claims import check_all

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from tflabench.bench.machine import chosen_gpu
 from tflabench.cli.common import app, options
-from tflabench.cli.common.console import PASS_NAMES, RenderableType, emit
+from tflabench.cli.common.console import RenderableType, emit
 from tflabench.conclusions.tables import FittedTable, TableColumn
-from tflabench.problem import Problem, dtype_bytes, one_of, size_in_words
+from tflabench.problem import PASS_TITLES, Problem, dtype_bytes, one_of, size_in_words
 from tflabench.selection.axes import parse_values
 
 if TYPE_CHECKING:
@@ -61,20 +61,13 @@ def optimal_chunk(  # noqa: PLR0913  options
     counts = one_of("counts", counts, ("published", "exact"))
     if GATES[gate].published is None:
         counts = "exact"
+    state_bytes = dtype_bytes("state_dtype", state_dtype)
+    sizes = {"d_qk": d_qk, "dtype": dtype, "pass_": pass_}
+    problems = [Problem(batch, heads, seq_len, d_hv=width, **sizes) for width in widths]  # type: ignore[arg-type]
     given = [
-        (
-            chip,
-            chunks.Tradeoff(
-                problem=Problem(batch, heads, seq_len, d_qk, width, dtype=dtype, pass_=pass_),  # type: ignore[arg-type]
-                gate=kind,
-                ceilings=chip.ceilings,
-                causal_factor=causal_factor,
-                state_bytes=dtype_bytes("state_dtype", state_dtype),
-                counts=counts,  # type: ignore[arg-type]
-            ),
-        )
+        (chip, chunks.Tradeoff(problem, kind, chip.ceilings, causal_factor, state_bytes, counts))  # type: ignore[arg-type]
         for chip in chips
-        for width in widths
+        for problem in problems
     ]
     setting = (
         f"T {seq_len}, batch {batch}, {heads} heads, {dtype}, states {state_dtype}, F_causal {causal_factor:g}, "
@@ -87,11 +80,11 @@ def optimal_chunk(  # noqa: PLR0913  options
             | {"within_5_percent": list(of.within()), **_at(of, size)}
             for chip, of, size in best
         ]
-        title = f"{GATES[kind].title} {PASS_NAMES[pass_]}: d_qk {d_qk}, {setting}. The best power of two:"
+        title = f"{GATES[kind].title} {PASS_TITLES[pass_]}: d_qk {d_qk}, {setting}. The best power of two:"
         emit(lines, [title, _table_of_best(lines)], as_json)
         return
     ((chip, tradeoff),) = given
-    title = f"{GATES[kind].title} {PASS_NAMES[pass_]} on {chip.name}: d_qk {d_qk}, d_hv {widths[0]}, {setting}"
+    title = f"{GATES[kind].title} {PASS_TITLES[pass_]} on {chip.name}: d_qk {d_qk}, d_hv {widths[0]}, {setting}"
     document = _document(chip, tradeoff, tradeoff.recommend(memory_budget)) | {"memory_budget_bytes": memory_budget}
     emit(document, _text(title, tradeoff, document), as_json)
 

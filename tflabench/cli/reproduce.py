@@ -114,11 +114,7 @@ def _measured(parts: Parts, root: Path, machine: Machine, rules: Rules) -> dict[
 
 
 def _draw(
-    parts: Parts,
-    measured: Mapping[PaperFigure, tuple[Path, int]],
-    root: Path,
-    out: Path | None,
-    formats: Sequence[str],
+    parts: Parts, measured: Mapping[PaperFigure, tuple[Path, int]], root: Path, out: Path | None, formats: Sequence[str]
 ) -> None:
     """Draw every figure that has rows or is theory, and print the files; say which are missing.
 

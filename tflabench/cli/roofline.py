@@ -56,11 +56,7 @@ def roofline(  # noqa: PLR0913  options
     figure = replace(drawn.figure, stem=out.stem)
     write_figures([figure], out.parent, [out.suffix.lstrip(".")])
     print(f"wrote {out}", file=sys.stderr)
-    document = {
-        "file": str(out),
-        "gpus": [asdict(chip) for chip in chips],
-        "points": drawn.points,
-    }
+    document = {"file": str(out), "gpus": [asdict(chip) for chip in chips], "points": drawn.points}
     emit(document, _text(drawn), as_json)
 
 

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tflabench.cli.common import app, options
-from tflabench.cli.common.console import PASS_NAMES, emit, stderr
+from tflabench.cli.common.console import emit, stderr
 from tflabench.cli.common.options import WHAT, option
 from tflabench.conclusions.ratio import ratio
 from tflabench.conclusions.tables import FittedTable, TableColumn
 from tflabench.implementations import registry
-from tflabench.problem import InputError
+from tflabench.problem import PASS_TITLES, InputError
 from tflabench.selection.axes import parse_values, resolve
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def time(
     timeout: options.Timeout = 300.0,
     json_: options.Json = False,
 ) -> None:
-    """Check and time one kernel at one shape, beside ours that run here; nothing is kept.
+    """Check and time one kernel at one shape, in turn with ours that run here; nothing is kept.
 
     A function takes the tensors of its operation by name, each (B, H, T, ...): q, k, v, i, f for mlstm_sig. The exit
     code is 1 if it fails or its numbers are wrong.
@@ -118,7 +118,7 @@ def _table(name: str, rows: Sequence[Row]) -> FittedTable:
         return quotient and f"{quotient.bound}{quotient.value:.2f} ± {quotient.margin:.2f}"
 
     columns = [
-        TableColumn("pass", lambda row: PASS_NAMES[row.pass_]),
+        TableColumn("pass", lambda row: PASS_TITLES[row.pass_]),
         TableColumn("implementation", lambda row: row.implementation),
         TableColumn("ms", lambda row: row.ms_median, ".4g"),
         TableColumn("20 to 80%", lambda row: row.ms_p20 and f"{row.ms_p20:.4g} to {row.ms_p80:.4g}", ">", drop=2),

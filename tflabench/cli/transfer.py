@@ -68,14 +68,8 @@ def transfer(  # noqa: PLR0913  options
         given = None if eps is None else tuple(dict.fromkeys(map(float, options.words(eps))))
     except ValueError:
         raise InputError(f"eps is {eps!r}: it must be numbers such as 1e-6,1e-8") from None
-    experiment = Experiment(
-        seq_len=seq_len,
-        d_qk=d_qk,
-        d_hv=d_hv,
-        norm=norm,  # type: ignore[arg-type]
-        seed=seed,
-        soft_cap=soft_cap,
-    )
+    sizes = {"seq_len": seq_len, "d_qk": d_qk, "d_hv": d_hv}
+    experiment = Experiment(**sizes, norm=norm, seed=seed, soft_cap=soft_cap)  # type: ignore[arg-type]
     out = folder_to_write(out)
     maps: dict[str, list[Gains]] = {}
     for name in names:

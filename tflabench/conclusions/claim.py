@@ -167,11 +167,7 @@ class Need:
 
 
 def _column(row: Row, name: str) -> Any:
-    made = {
-        "tokens": row.batch * row.seq_len,
-        "cut": (row.heads, row.d_qk, row.d_hv),
-        "auto": "/Lauto/" in row.point,
-    }
+    made = {"tokens": row.batch * row.seq_len, "cut": (row.heads, row.d_qk, row.d_hv), "auto": "/Lauto/" in row.point}
     return made[name] if name in made else getattr(row, name)
 
 

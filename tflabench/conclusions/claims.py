@@ -69,19 +69,13 @@ _FIG13 = {**_TOKENS, "cut": (32, 128, 128)}  # attention in Fig. 4, too
 _MAMBA2 = {**_TOKENS, "cut": (64, 64, 64)}
 _FW, _FWBW = {"pass_": "fw"}, {"pass_": "fwbw"}
 _SIG_XL = Need("{}_sig_xl", {**_FWBW, **_FIG4, "chunk_size": 128})
-_SIMPLE_GLA = {
-    "sig": Need("{}_sig_xl", {**_FWBW, **_FIG12}),
-    "rival": Need("fla_simple_gla", {**_FWBW, **_FIG12}),
-}
+_SIMPLE_GLA = {"sig": Need("{}_sig_xl", {**_FWBW, **_FIG12}), "rival": Need("fla_simple_gla", {**_FWBW, **_FIG12})}
 _LIGHTNING = {
     "sig": Need("{}_sig_xl", {**_FWBW, **_FIG13, "chunk_size": 256}),
     "rival": Need("lightning_attention_2", {**_FWBW, **_FIG13}),
 }
 _FIG14 = {"dtype": "bfloat16", "seq_len": 8192, "batch": 4}
-_FUSED_GLA = {
-    "fused": Need("fla_gla_fused", {**_FWBW, **_FIG12}),
-    "chunk": Need("fla_gla", {**_FWBW, **_FIG12}),
-}
+_FUSED_GLA = {"fused": Need("fla_gla_fused", {**_FWBW, **_FIG12}), "chunk": Need("fla_gla", {**_FWBW, **_FIG12})}
 
 _SWEEP_FIG4 = "tflabench sweep --preset paper-fig4"
 _SWEEP_FIG5 = "tflabench sweep --preset paper-fig5"

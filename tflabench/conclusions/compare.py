@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import ChainMap, Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from math import exp, log
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -106,29 +107,25 @@ def match_folders(a: Sequence[Results], b: Sequence[Results], roots: tuple[Path,
     was measured last. There, rows of a device that both sides have meet each other alone; devices that only one side
     has meet those that only the other has.
     """
-    rows_a, right = (
+    rows_a, rows_b = (
         {results.folder.relative_to(root): results.rows for results in side}
         for side, root in zip((a, b), roots, strict=True)
     )
-    shared = [name for name in rows_a if name in right]
+    shared = [name for name in rows_a if name in rows_b]
     rest = [
         sorted((row for name in side if name not in shared for row in side[name]), key=lambda row: row.started_at)
-        for side in (rows_a, right)
+        for side in (rows_a, rows_b)
     ]
     devices = [{row.device for row in rows} for rows in rest]
     both = devices[0] & devices[1]
     groups = [{device} for device in sorted(both)] + [(devices[0] | devices[1]) - both]
     apart = [match_points(*([row for row in rows if row.device in group] for rows in rest)) for group in groups]
-    return joined([*(match_points(rows_a[name], right[name]) for name in shared), *apart])
+    return joined([*(match_points(rows_a[name], rows_b[name]) for name in shared), *apart])
 
 
 def joined(matchings: Sequence[Matching]) -> Matching:
-    """Return several matchings as one."""
-    return Matching(
-        [pair for matching in matchings for pair in matching.pairs],
-        [row for matching in matchings for row in matching.only_a],
-        [row for matching in matchings for row in matching.only_b],
-    )
+    """Return several matchings, one at least, as one."""
+    return Matching(*([*chain(*parts)] for parts in zip(*matchings, strict=True)))
 
 
 def match_points(a: Iterable[Row], b: Iterable[Row]) -> Matching:

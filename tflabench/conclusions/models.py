@@ -10,16 +10,13 @@ from tflabench.baselines.architectures import ARCHITECTURES
 from tflabench.conclusions.ratio import Ratio, fastest, ratio, timed
 from tflabench.conclusions.tables import TableColumn
 from tflabench.implementations import registry
+from tflabench.problem import PASS_TITLES
 from tflabench.rows.schema import LEAD_LIMIT_S, Row
 from tflabench.theory import hardware
 
 MODES = {"training": "fwbw", "prefill": "fw", "decode": "decode"}  # of a model, and the passes that they are
 # Seconds of a step in the answers to the paper's reviews.
-REVIEW = {
-    "llama-1.4b.sdpa": 2.39,
-    "xlstm-1.4b.mlstm_kernels_limit": 1.67,
-    "xlstm-1.4b.mlstm_kernels": 1.66,
-}
+REVIEW = {"llama-1.4b.sdpa": 2.39, "xlstm-1.4b.mlstm_kernels_limit": 1.67, "xlstm-1.4b.mlstm_kernels": 1.66}
 REVIEW_DIFFERS = (
     "The review's steps are of 32 GPUs with 8 sequences each and sharded models; these are of one GPU, unsharded, and "
     "of so many sequences at once as fit, until there are 8. The review has mLSTMsig too, at 1.64 s."
@@ -51,6 +48,7 @@ def record(row: Row) -> dict[str, Any]:
     if row.ms_median and host_ms > 0.05 * row.ms_median:
         notes.append("the host is slower than the GPU")
     recurrence = row.details.get("recurrence_ms")
+    at_size = (row.pass_, row.batch, row.seq_len) == ("fwbw", 8, 8192)  # of the review
     return {
         "model": name,
         "kernels": row.implementation.removeprefix(f"{name}."),
@@ -65,9 +63,7 @@ def record(row: Row) -> dict[str, Any]:
         "parameters": of.layer_parameters if row.implementation.endswith(".layer") else of.parameters,
         "gflops_per_token": row.model_flops / tokens / 1e9 if row.model_flops else None,
         "mfu": mfu(row, seconds) if seconds else None,
-        "review_s": REVIEW.get(row.implementation)
-        if row.pass_ == "fwbw" and (row.batch, row.seq_len) == (8, 8192)
-        else None,
+        "review_s": REVIEW.get(row.implementation) if at_size else None,
         "note": "; ".join(notes),
     }
 
@@ -131,9 +127,8 @@ def crossings(rows: Sequence[Row]) -> Iterator[str]:
             }
             faster = {T: gain.value > 1 for T, gain in over.items() if gain}
             if faster:
-                passes = {"fw": "forward", "fwbw": "forward and backward"}[pass_]
                 rival = next(iter(attention.values())).title
-                yield f"{mine[0].title}: {_from(faster)} {rival}, {passes}, batch {batch}."
+                yield f"{mine[0].title}: {_from(faster)} {rival}, {PASS_TITLES[pass_]}, batch {batch}."
 
 
 def _from(faster: dict[int, bool]) -> str:

@@ -15,8 +15,8 @@ from tflabench.conclusions.compare import Tolerance, judge, threshold_of
 from tflabench.conclusions.ratio import Ratio, questions, ratio, timed
 from tflabench.conclusions.tables import FittedTable, TableColumn, plain
 from tflabench.implementations.registry import operation, owner
+from tflabench.problem import PASS_TITLES
 from tflabench.rows.labels import (
-    PASS_TITLES,
     THROTTLED,
     heads,
     label,
@@ -174,10 +174,7 @@ def _fastest(groups: Sequence[Sequence[Row]], problems: int, rows: Iterable[Row]
             TableColumn("of roofline", lambda group: _percent(group[0].percent_of_own_roofline), ">", 5),
             TableColumn("GiB", lambda group: group[0].peak_bytes and group[0].peak_bytes / 2**30, ".2f", 3),
             TableColumn(
-                f"next best{' of others' * by_others}",
-                lambda group: _rival(group, by_others),
-                drop=1,
-                enough=16,
+                f"next best{' of others' * by_others}", lambda group: _rival(group, by_others), drop=1, enough=16
             ),
         ],
         groups,

@@ -55,10 +55,7 @@ class FittedTable:
     """
 
     def __init__(
-        self,
-        columns: Sequence[TableColumn],
-        records: Iterable[Any],
-        style: Callable[[Any], str] = lambda record: "",
+        self, columns: Sequence[TableColumn], records: Iterable[Any], style: Callable[[Any], str] = lambda record: ""
     ) -> None:
         records = list(records)
         self._columns = columns

@@ -20,7 +20,6 @@ from tflabench.figures.quantities import (
     AXES,
     ERROR,
     MEMORY,
-    PASSES,
     QUANTITIES,
     RUNTIME,
     WORDS,
@@ -32,6 +31,7 @@ from tflabench.figures.quantities import (
 )
 from tflabench.figures.source import Source
 from tflabench.implementations.registry import operation
+from tflabench.problem import PASS_TITLES
 
 BACKGROUND = Ink(GREY)
 TICKS = 4  # below a panel of half the width
@@ -104,7 +104,7 @@ def draw(stem: str, source: Source, part: Slice, quantity: Quantity, theory: boo
     for pass_, rows in rows_of.items():
         result = findings[pass_]
         heads.append(title(result, pass_, device_name(rows)))
-        panel_title = f"{PASSES[pass_]}: {result.subject} {result.verdict}" if result.verdict else PASSES[pass_]
+        panel_title = PASS_TITLES[pass_] + (f": {result.subject} {result.verdict}" if result.verdict else "")
         columns = {} if single else columns_of(rows, part.axis)
         panels.append(ranking(chart, rows, panel_title) if single else over_axis(chart, columns, panel_title))
     over = "" if single else f" over {AXES[part.axis].partition(' [')[0]}"
@@ -323,7 +323,7 @@ def tradeoff(stem: str, source: Source, part: Slice, name: str) -> Figure:
     charts = [Chart.of(source, part, quantity, (name,)) for quantity in (RUNTIME, MEMORY)]
     for pass_, rows in by_pass(part.rows).items():
         for chart in charts:
-            panel = over_axis(chart, columns_of(rows, part.axis), PASSES[pass_])
+            panel = over_axis(chart, columns_of(rows, part.axis), PASS_TITLES[pass_])
             ticks = panel.x.ticks[::-1][:: math.ceil(len(panel.x.ticks) / TICKS)][::-1]
             nameless = (replace(item, label="") if isinstance(item, Curve) else item for item in panel.items)
             panels.append(replace(panel, x=replace(panel.x, ticks=ticks), items=tuple(nameless)))
@@ -331,7 +331,7 @@ def tradeoff(stem: str, source: Source, part: Slice, name: str) -> Figure:
             least = done.loc[done["ms_median"].idxmin()]
             ring = Circle(least[part.axis], least["ms_median"] / charts[0].size, look.ink.colour)
             panels[-2] = replace(panels[-2], items=(*panels[-2].items, ring))
-            best.append(f"{PASSES[pass_]} at L\u00a0=\u00a0{ring.x:.0f}")
+            best.append(f"{PASS_TITLES[pass_]} at L\u00a0=\u00a0{ring.x:.0f}")
     fastest = f": fastest {', '.join(best)}" if best else ""
     return Figure(
         stem=stem,
@@ -362,7 +362,7 @@ def _of_gates(stem: str, source: Source, part: Slice) -> Figure:
     runtime = Chart.of(source, part, RUNTIME, theory=False)
     charts = [runtime, Chart.of(source, part, ERROR, runtime.names)]
     panels = [
-        over_axis(chart, columns_of(rows, part.axis), f"{PASSES[pass_]}: {chart.quantity.name.lower()}")
+        over_axis(chart, columns_of(rows, part.axis), f"{PASS_TITLES[pass_]}: {chart.quantity.name.lower()}")
         for pass_, rows in by_pass(part.rows).items()
         for chart in charts
     ]

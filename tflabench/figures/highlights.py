@@ -13,9 +13,9 @@ import pandas as pd
 
 from tflabench.conclusions.ratio import comparable
 from tflabench.figures.looks import Look, owners
-from tflabench.figures.quantities import PASSES, Quantity, Rows, plain
+from tflabench.figures.quantities import Quantity, Rows, plain
 from tflabench.implementations.registry import nearest, owner
-from tflabench.problem import InputError
+from tflabench.problem import PASS_TITLES, InputError
 from tflabench.rows.schema import Row
 from tflabench.theory.hardware import short_device
 
@@ -145,5 +145,5 @@ def device_name(rows: Rows) -> str:
 
 def title(finding: Finding, pass_: str, device: str) -> str:
     """Return a sentence for the head of a figure: "mLSTM forward, H100: 4.5x faster than mlstm_kernels"."""
-    head = f"{finding.subject} {PASSES[pass_]}, {device}"
+    head = f"{finding.subject} {PASS_TITLES[pass_]}, {device}"
     return f"{head}: {finding.verdict}" if finding.verdict else head

@@ -19,11 +19,11 @@ import numpy as np
 from tflabench.figures.axes import held, linear, logarithmic, powers, upwards
 from tflabench.figures.looks import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION, looks
 from tflabench.figures.model import Axis, Band, Circle, Curve, Figure, Ink, Item, Key, Numbers, Panel, Rule
-from tflabench.figures.quantities import AXES, PASSES, Rows, days, drawable
+from tflabench.figures.quantities import AXES, Rows, days, drawable
 from tflabench.figures.roofline import ink, intensity_rules, roofs, short, sources, under
 from tflabench.implementations import registry
 from tflabench.kernels.scalar.plan.hopper_shapes import TILE
-from tflabench.problem import Pass, Problem
+from tflabench.problem import PASS_TITLES, Pass, Problem
 from tflabench.theory import cost, fused
 from tflabench.theory.chunk_size import Tradeoff
 from tflabench.theory.cost import Cost, Formulation, Gate
@@ -193,7 +193,7 @@ class FigureRequest:
         laid_over = {"setting": self.sweep.setting, "rows": self.sweep.rows} if "sweep" in vars(self) else {}
         return Figure(
             f"fig{self.number}-{self.gate}-{self.pass_}",
-            f"{cost.GATES[self.gate].title} {PASSES[self.pass_]}, theory: {statement}",
+            f"{cost.GATES[self.gate].title} {PASS_TITLES[self.pass_]}, theory: {statement}",
             panels=tuple(panels),
             caption=(
                 f"Fig. {self.number} of the paper, which is of sig's forward.",

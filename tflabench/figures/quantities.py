@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from tflabench.problem import GATES
+from tflabench.problem import GATES, PASSES
 
 Rows = Any  # a pandas DataFrame, columns as store.Row: pandas infers the types of columns too loosely to check
 
@@ -26,8 +26,6 @@ AXES = {
     "gates": "strength of the forget gates",
 }
 WORDS = {"dtype": (), "gates": GATES}  # axes of words, which have no order of numbers: the order of those that have one
-# Pass -> title of its panel, in the order of panels.
-PASSES = {"fw": "forward", "fwbw": "forward + backward", "decode": "decode, one step"}
 
 
 def drawable(rows: Rows) -> Rows:

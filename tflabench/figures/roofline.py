@@ -16,9 +16,9 @@ from tflabench.figures.curves import BACKGROUND
 from tflabench.figures.highlights import chosen, device_name
 from tflabench.figures.looks import BLACK, GREEN, MARKERS, ORANGE, PURPLE, SKY, Look
 from tflabench.figures.model import AxisName, Curve, Figure, Ink, Panel, Rule
-from tflabench.figures.quantities import PASSES, RUNTIME, Rows, by_pass
+from tflabench.figures.quantities import RUNTIME, Rows, by_pass
 from tflabench.figures.source import Source
-from tflabench.problem import Problem, dtype_bytes
+from tflabench.problem import PASS_TITLES, Problem, dtype_bytes
 from tflabench.theory.chunk_size import Tradeoff
 from tflabench.theory.cost import GATES, Cost
 from tflabench.theory.hardware import DATASHEET_DTYPES, Ceilings, Gpu, from_device_name
@@ -53,10 +53,9 @@ def draw(stem: str, source: Source, rows: Rows) -> Figure:
     names = chosen(rows, RUNTIME, source.looks, source.highlight)
     points = {p: list(_points(done[done["pass"] == p], source, names, rates[1])) for p in by_pass(rows)}
     whole = under(roof, [*chain(*points.values())], unit=rates, names=WORDS)
+    lines = whole.items[: len(roof)]
     panels = [
-        replace(
-            whole, title=PASSES[pass_], items=(*whole.items[: len(roof)], *curves), empty=NONE if not curves else ""
-        )
+        replace(whole, title=PASS_TITLES[pass_], items=(*lines, *curves), empty="" if curves else NONE)
         for pass_, curves in points.items()
     ]
     return Figure(
@@ -126,7 +125,7 @@ def of_chunk_sizes(
     tradeoff = Tradeoff(problem, gate, gpus[0].ceilings, causal_factor, state_bytes, counts)  # type: ignore[arg-type]
     costs = {size: tradeoff.cost(size) for size in sizes}
     title = (
-        f"{GATES[gate].title} {PASSES[problem.pass_]}: d_qk {problem.d_qk}, d_hv {problem.d_hv}, "
+        f"{GATES[gate].title} {PASS_TITLES[problem.pass_]}: d_qk {problem.d_qk}, d_hv {problem.d_hv}, "
         f"{problem.dtype}, states {state_dtype}, F_causal {causal_factor:g}"
     )
     return Roofline(title, gpus, costs)

@@ -43,14 +43,14 @@ def _instead(
 
 
 def parallel(
-    queries: Tensor, keys: Tensor, values: Tensor, igate_preact: Tensor, fgate_preact: Tensor, **others: Any
+    queries: Tensor, keys: Tensor, values: Tensor, igate_preact: Tensor, fgate_preact: Tensor, **ignored: Any
 ) -> Tensor:
     """Compute what `parallel_stabilized_simple` does: mLSTMexp from nothing, in time that grows with T and not T^2.
 
     Args:
         queries, keys, values: (B, H, T, d).
         igate_preact, fgate_preact: (B, H, T, 1).
-        others: the causal mask and eps, without effect.
+        ignored: the causal mask and eps.
 
     Returns:
         h (B, H, T, d).
@@ -61,7 +61,7 @@ def parallel(
 
 def step(
     c_state: Tensor, n_state: Tensor, m_state: Tensor, q: Tensor, k: Tensor, v: Tensor,
-    igate_preact: Tensor, fgate_preact: Tensor, **others: Any,
+    igate_preact: Tensor, fgate_preact: Tensor, **ignored: Any,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:  # fmt: skip
     """Compute what `recurrent_step_stabilized_simple` does: one step of mLSTMexp, whose keys are scaled.
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tflabench.figures.quantities import PASSES
 from tflabench.figures.source import Source
+from tflabench.problem import PASS_TITLES
 from tflabench.rows.load import Results
 from tflabench.rows.schema import Row
 
@@ -30,7 +30,7 @@ def table(source: Source) -> list[dict[str, Any]]:
     records = list(source.rows["record"])
     made: dict[str, Any] = {
         "folder": source.rows["folder"].tolist(),
-        "pass": [PASSES.get(row.pass_, row.pass_) for row in records],
+        "pass": [PASS_TITLES.get(row.pass_, row.pass_) for row in records],
         "gate": [row.gate or "" for row in records],
         "peak_gib": [row.peak_bytes and row.peak_bytes / 2**30 for row in records],
         "remarks": [_remarks(row) for row in records],

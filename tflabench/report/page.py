@@ -21,9 +21,9 @@ from tflabench.figures.captions import caption, provenance
 from tflabench.figures.facets import Slice
 from tflabench.figures.highlights import SYMBOLS, device_name, finding, title
 from tflabench.figures.model import Panel
-from tflabench.figures.quantities import MEMORY, PASSES, RUNTIME, by_pass
+from tflabench.figures.quantities import MEMORY, RUNTIME, by_pass
 from tflabench.figures.source import Source
-from tflabench.problem import InputError
+from tflabench.problem import PASS_TITLES, InputError
 from tflabench.report import details
 from tflabench.rows.load import Results, find_results
 
@@ -134,7 +134,7 @@ def rooflines(source: Source) -> Iterator[dict[str, Any]]:
 def _chosen(key: tuple[str, ...], panel: Panel, **texts: str) -> dict[str, Any]:
     """Return a chart: what selects it (`key`: values of SHARED) and the words at it, and its plot."""
     device, folder, dtype, pass_ = key
-    shared = {"gpu": device, "results": folder, "dtype": dtype, "pass": PASSES[pass_]}
+    shared = {"gpu": device, "results": folder, "dtype": dtype, "pass": PASS_TITLES[pass_]}
     return {**shared, **texts, "plot": plotly_renderer.draw(panel)}
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from tflabench.rows.schema import Row
 
 THROTTLED = "†"  # after a number; every page and table that has it says what it means
-PASS_TITLES = {"fw": "forward", "fwbw": "forward + backward", "decode": "decode step"}
 
 
 def label(row: Row) -> str:

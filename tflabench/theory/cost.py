@@ -105,7 +105,7 @@ class GateCounts:
         published: (formulation, d_qk, d_hv, causal_factor) -> its row of Table 17; None where the paper prints none.
         modelled: the calibrated model and the model of the fused kernels know it.
         delta: what is written is v less what the state has of it, the delta rule.
-        note: how its counts are called, beside published ones.
+        note: what captions call its counts.
     """
 
     title: str
@@ -148,13 +148,7 @@ def flop_polynomial(
 
 
 def byte_polynomial(
-    formulation: Formulation,
-    gate: Gate,
-    d_qk: Number,
-    d_hv: Number,
-    *,
-    pass_: Pass = "fw",
-    **widths: Number,
+    formulation: Formulation, gate: Gate, d_qk: Number, d_hv: Number, *, pass_: Pass = "fw", **widths: Number
 ) -> Polynomial:
     """Bytes read and written per head and unit; `widths` are the other arguments of `byte_terms`."""
     total = sum_of(byte_terms(formulation, gate, d_qk, d_hv, **widths))
@@ -163,13 +157,7 @@ def byte_polynomial(
     return total
 
 
-def flop_terms(
-    formulation: Formulation,
-    gate: Gate,
-    d_qk: Number,
-    d_hv: Number,
-    causal_factor: float = 0.5,
-) -> Terms:
+def flop_terms(formulation: Formulation, gate: Gate, d_qk: Number, d_hv: Number, causal_factor: float = 0.5) -> Terms:
     """Return the rows of Table 8 (chunkwise), 10 (parallel) or 12 (recurrent), by name, per head and unit."""
     _check(formulation, gate, causal_factor)
     if formulation == "attention":
@@ -282,9 +270,7 @@ def _published_two_gates(
             square=F * (2 * (d_qk + d_hv) + 8) + 1,
         ),
         ("chunkwise", False): Polynomial(
-            constant=2 * dd + 5,
-            linear=4 * dd + 2 * d_qk + d_hv + 11,
-            square=F * (2 * (d_qk + d_hv) + 6) + 1,
+            constant=2 * dd + 5, linear=4 * dd + 2 * d_qk + d_hv + 11, square=F * (2 * (d_qk + d_hv) + 6) + 1
         ),
         ("parallel", True): Polynomial(linear=2 * F + 2.5, square=F * (2 * (d_qk + d_hv) + 6) + 6.5),
         ("parallel", False): Polynomial(linear=4.5, square=F * (2 * (d_qk + d_hv) + 2) + 6.5),

@@ -158,10 +158,7 @@ def _launch(walk: Walk, p: Problem, exp: bool) -> Launch:
         walk.items,
         walk.resident,
         {term: steps * count for term, count in flops.items()},
-        {
-            "inputs and outputs": steps * _step_bytes(walk, p),
-            "states": states * (walk.cut.count > 1),
-        },
+        {"inputs and outputs": steps * _step_bytes(walk, p), "states": states * (walk.cut.count > 1)},
         vector_ops=steps * walk.pieces * _vector_ops(walk, exp),
         roles=ROLES - (walk.together > 1),
     )
@@ -192,10 +189,7 @@ def _launch_by_tiles(kernel: StatePass | TileGradients, p: Problem) -> Launch:
         kernel.items,
         1,
         {term: steps * count for term, count in flops.items()},
-        {
-            "inputs and outputs": steps * (_step_bytes(kernel, p) - states),
-            "states": steps * states + starts,
-        },
+        {"inputs and outputs": steps * (_step_bytes(kernel, p) - states), "states": steps * states + starts},
         vector_ops=steps * vector,
         roles=ROLES if isinstance(kernel, TileGradients) else ROLES - 1,
     )

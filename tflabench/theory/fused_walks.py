@@ -54,16 +54,13 @@ def delta_launches(problem: Problem, gate: Gate) -> dict[str, Cost]:
         "inverses": Cost(inverse, qk + gates + x),
         "o": Cost(forward - inverse, 2 * qk + hv + x + gates + hv * (1 + backward)),
     }
-    if plan.states:
-        columns = p.d_hv + p.d_qk
-        of_pass = Cost(2 * (through_state + 2 * p.d_qk**2) + of_hv + of_qk, qk + hv + x + gates)
-        made |= _state_pass("states", p, plan, plan.states, of_pass, columns, columns + 2 * p.d_hv)
+    columns, joined = p.d_hv + p.d_qk, 3 * p.d_hv + p.d_qk
+    of_pass = Cost(2 * (through_state + 2 * p.d_qk**2) + of_hv + of_qk, qk + hv + x + gates)
+    made |= _state_pass("states", p, plan, plan.states, of_pass, columns, joined)
     if not backward:
         return made
-    if plan.state_gradients:
-        of_pass = Cost(3 * through_state + of_qk + 2 * of_hv, 2 * qk + hv + x + gates)
-        joined = 4 * p.d_hv + p.d_qk
-        made |= _state_pass("gradients of states", p, plan, plan.state_gradients, of_pass, p.d_hv, joined)
+    of_pass = Cost(3 * through_state + of_qk + 2 * of_hv, 2 * qk + hv + x + gates)
+    made |= _state_pass("gradients of states", p, plan, plan.state_gradients, of_pass, p.d_hv, joined + p.d_hv)
     sums = SUMS * SUM_BYTES * pieces
     members = plan.queries_keys.members
     added = 2 * kv * (2 * pieces - 1 / members)  # of pieces, and of heads that share q and k
@@ -71,8 +68,7 @@ def delta_launches(problem: Problem, gate: Gate) -> dict[str, Cost]:
     return made | {
         "dv": Cost(3 * through_state + of_qk + 2 * of_hv, 2 * qk + hv + x + gates + hv + D),
         "dq, dk": Cost(
-            4 * through_state + pieces * 4 * of_qk + 2 * of_hv,
-            3 * hv + D + pieces * (2 * qk + gates) + added + sums,
+            4 * through_state + pieces * 4 * of_qk + 2 * of_hv, 3 * hv + D + pieces * (2 * qk + gates) + added + sums
         ),
         "gates": Cost(0, sums + 2 * gates),
     }
@@ -87,13 +83,11 @@ def gla_launches(problem: Problem) -> dict[str, Cost]:
     chunk_size = p.chunk_size or gla_chunk_size(of, USUAL)
     plan = gla_planned(of, USUAL, chunk_size, backward=backward)
     made = {"o": Cost(flop_polynomial("chunkwise", "gla", p.d_qk, p.d_hv)(TILE) / TILE, 2 * (qk + hv) + gates)}
-    passes = {"states": plan.states, "gradients of states": plan.state_gradients if backward else None}
-    for name, walk in passes.items():
-        if walk is not None:
-            of_pass = Cost(through_state, qk + hv + gates)
-            made |= _state_pass(name, p, plan, walk, of_pass, p.d_hv, 3 * p.d_hv)
+    of_pass = Cost(through_state, qk + hv + gates)
+    made |= _state_pass("states", p, plan, plan.states, of_pass, p.d_hv, 3 * p.d_hv)
     if not backward:
         return made
+    made |= _state_pass("gradients of states", p, plan, plan.state_gradients, of_pass, p.d_hv, 3 * p.d_hv)
     # Rows of the state are read in two parts of 16 bits. All launches but the first add to what is there.
     flops, moved = 3 * through_state + pieces * of_qk + of_hv, 2 * hv + pieces * (2 * qk + gates)
     written, terms = qk * (3 * pieces - 2), p.d_qk * FLOAT  # the last walk writes dg in place of terms
@@ -117,14 +111,12 @@ def kda_launches(problem: Problem) -> dict[str, Cost]:
         "o": Cost(3 * through_state + 2 * of_hv, operands + 2 * hv + backward * (hv + S)),
     }
     joined = 3 * p.d_hv + p.d_qk
-    if plan.states:
-        of_pass = Cost(2 * (through_state + 2 * p.d_qk**2) + of_hv + of_qk, 2 * kv + square + decays + hv)
-        made |= _state_pass("states", p, plan, plan.states, of_pass, p.d_hv + p.d_qk, joined)
+    of_pass = Cost(2 * (through_state + 2 * p.d_qk**2) + of_hv + of_qk, 2 * kv + square + decays + hv)
+    made |= _state_pass("states", p, plan, plan.states, of_pass, p.d_hv + p.d_qk, joined)
     if not backward:
         return made
-    if plan.state_gradients:
-        of_pass = Cost(3 * through_state + 2 * of_hv, operands + hv)
-        made |= _state_pass("gradients of states", p, plan, plan.state_gradients, of_pass, p.d_hv, joined)
+    of_pass = Cost(3 * through_state + 2 * of_hv, operands + hv)
+    made |= _state_pass("gradients of states", p, plan, plan.state_gradients, of_pass, p.d_hv, joined)
     # Either half of the channels has its program, which makes the scores of all pairs; all pieces of v but the first
     # add to what is there.
     moved = 3 * hv + 2 * S + pieces * (2 * qk + gates + FLOAT)
@@ -150,20 +142,16 @@ def _delta_plan(problem: Problem) -> DeltaPlan:
 
 
 def _state_pass(
-    name: str,
-    p: Problem,
-    plan: DeltaPlan | GlaWalks,
-    walk: DeltaWalk,
-    of_pass: Cost,
-    columns: int,
-    joined: int,
+    name: str, p: Problem, plan: DeltaPlan | GlaWalks, walk: DeltaWalk | None, of_pass: Cost, columns: int, joined: int
 ) -> dict[str, Cost]:
-    """Return the pass over segments that makes columns of their states, and what joins these.
+    """Return the pass over segments that makes columns of their states, and what joins these; nothing where none runs.
 
     Args:
         of_pass: a step of the pass, which does not walk over all segments.
         columns, joined: of a state that either of them moves.
     """
+    if walk is None:
+        return {}
     walked = plan.cut.tiles_of(walk.segments) / plan.cut.tiles
     column = plan.cut.count * p.d_qk * STATE_BYTES / p.seq_len
     return {

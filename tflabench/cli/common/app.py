@@ -42,10 +42,7 @@ COMMANDS = {
         "transfer": "Draw how gates and norms scale a signal",
         "gpus": "List known GPUs and this machine",
     },
-    "Data": {
-        "rows": "Merge or pack stored rows",
-        "list": "List implementations, presets and axes",
-    },
+    "Data": {"rows": "Merge or pack stored rows", "list": "List implementations, presets and axes"},
 }
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]  # click's, wherever this version of typer keeps it
 CLOSED_PIPE = 141  # as a shell has it of a program that SIGPIPE ends

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 else:
     RenderableType = Any  # to import rich takes a while
 
-PASS_NAMES = {"fw": "forward", "fwbw": "forward and backward", "decode": "decode"}  # in titles
 WIDTH = 160  # characters, where neither a terminal nor COLUMNS says how many there are
 
 
