@@ -70,7 +70,7 @@ class JudgedRow:
 
 
 def published(problem: Problem, kernel: Modelled, gpu: Gpu) -> float:
-    """Seconds by eq. 116 at `problem.chunk_size`, on the datasheet's roofs; it knows no shared heads."""
+    """Return the seconds by eq. 116 at `problem.chunk_size`, on the datasheet's roofs; it knows no shared heads."""
     if kernel.algorithm == "fused":
         cost = fused.cost(problem, kernel, problem.chunk_size or problem.seq_len)
         return cost.flops / gpu.ceilings.flops_per_s + cost.bytes / gpu.ceilings.bytes_per_s
@@ -168,7 +168,7 @@ class RoundTripFit:
         return [(start + slope * round_trip_s) / measured - 1 for start, slope, measured in self.lines]
 
     def loss(self, round_trip_s: float) -> float:
-        """Mean absolute logarithm of predicted over measured time."""
+        """Return mean absolute logarithm of predicted over measured time."""
         return sum(abs(math.log1p(error)) for error in self.errors(round_trip_s)) / len(self.lines)
 
     def best(self) -> float:

@@ -104,7 +104,7 @@ class Candidate:
 
 
 def choices(demand: Demand, kernel: Implementation, chunk_sizes: Iterable[int | None], gpu: Gpu) -> list[Candidate]:
-    """Every batch at every chunk size of a kernel, fitting or not; None for a kernel that takes no chunk size."""
+    """Return every batch at every chunk size of a kernel, fitting or not; size None where it takes none."""
     candidates, sequences, batches = [], demand.problem.batch, [demand.problem.batch]
     if demand.tokens is not None:  # those that make a step of few calls
         sequences = demand.tokens // demand.problem.seq_len
@@ -289,7 +289,7 @@ def advice(demand: Demand, gpu: Gpu, gates: Sequence[str], pattern: str | None =
 
 
 def _chunk_sizes(impl: Implementation, demand: Demand, gpu: Gpu) -> tuple[list[int | None], list[Refused]]:
-    """Powers of two up to the sequence length, and all of it, that the implementation takes; the others with reasons.
+    """Return chunk sizes that an implementation takes, powers of two and the whole sequence; the others with reasons.
 
     It is None alone for an implementation that takes no chunk size. A reason that holds at every size is named once.
     """

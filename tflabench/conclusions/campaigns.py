@@ -19,7 +19,7 @@ DECISIVE = ("device", "driver", "cuda", "cudnn", "threads", "torch", "triton")
 
 
 def conditions(environment: Mapping[str, Any]) -> dict[str, str]:
-    """Device, driver and versions of one run of environment.json, by name; what it does not say is left out."""
+    """Return the device, driver and versions of one run of environment.json, by name, as far as it says them."""
     device_facts = environment.get("device_facts", {})
     values = {name: environment.get(name) for name in ("device", "driver", "python", "tflabench", "commit")}
     values |= {name: device_facts.get(name) for name in ("cuda", "cudnn", "threads")}
@@ -28,7 +28,7 @@ def conditions(environment: Mapping[str, Any]) -> dict[str, str]:
 
 
 def conditions_of(rows: Iterable[Row], runs: Mapping[str, Any]) -> dict[str, list[str]]:
-    """All values that each condition had in the runs behind the rows, the device and protocol as the rows have them."""
+    """Return all values that each condition had in the runs behind rows; device and protocol are those of the rows."""
     values: dict[str, set[str]] = defaultdict(set)
     for row in rows:
         described = conditions(runs.get(row.run_id, {}))

@@ -250,7 +250,7 @@ class Outcome:
 
     @property
     def words(self) -> str:
-        """The numbers, measured or modelled, in words; empty where there are none."""
+        """Return the numbers, measured or modelled, in words; empty where there are none."""
         return self.claim.tells(self.numbers, self.claim.form, self.claim.over) if self.numbers else ""
 
 

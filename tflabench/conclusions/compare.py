@@ -72,7 +72,7 @@ class Match:
 
     @property
     def memory_ratio(self) -> float | None:
-        """Peak memory of b over that of a; None where one was not measured, or is wrong."""
+        """Return the peak memory of b over that of a; None where one was not measured, or is wrong."""
         if self.ratio is None or not (self.a.peak_bytes and self.b.peak_bytes):
             return None
         return self.b.peak_bytes / self.a.peak_bytes
@@ -217,7 +217,7 @@ class Judgement:
 
     @property
     def thresholds(self) -> dict[Threshold, int]:
-        """The thresholds that points were judged by, small ones first, and how many by each."""
+        """Return the thresholds that points were judged by, small ones first, and how many by each."""
         return dict(sorted(Counter(match.threshold for match in self.matches if match.ratio).items()))
 
     @property

@@ -64,9 +64,9 @@ def ratio(over: Row, under: Row, allow_throttled: bool = False) -> Ratio | None:
 def questions(rows: Iterable[Row]) -> list[list[Row]]:
     """Return rows that answer the same question, small problems first.
 
-    That is the same device, batch, length and embedding heads * d_hv (attention with 32 heads of 128 meets mLSTM with
-    16 of 256), unless an implementation ran with heads cut in several ways, or with several strengths of gates: then
-    those are questions of their own.
+    That is the same device, batch, length and embedding heads * d_hv: attention with 32 heads of 128 meets mLSTM with
+    16 of 256. Where an implementation ran with heads cut in several ways, or with several strengths of gates, each of
+    these is a question of its own.
     """
     by_embedding = defaultdict(list)
     for row in rows:

@@ -98,7 +98,7 @@ def places(rows: Rows, axis: str, looks: dict[str, Look]) -> str:
 
 
 def provenance(rows: Rows, runs: Mapping[str, Any]) -> str:
-    """Device, days, and the versions behind the rows, in one line."""
+    """Return the device, days and versions behind rows, in one line."""
     parts = [*sorted(set(rows["device"])), days(rows)]
     described = [runs[run] for run in dict.fromkeys(rows["run_id"]) if run in runs]
     for package in ("torch", "triton"):

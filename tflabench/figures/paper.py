@@ -72,7 +72,7 @@ class MeasuredLine(NamedTuple):
 
     @property
     def best(self) -> int:
-        """The index of the fastest row."""
+        """Return the index of the fastest row."""
         return int(np.argmin(self.ms))
 
     @property

@@ -64,7 +64,7 @@ def rows_by_point(folder: Path) -> dict[str, Row]:
 
 
 def results_folders(root: Path | str) -> list[Path]:
-    """Every results folder at and below `root`, sorted; a sweep that was stopped before its first row left none."""
+    """Return every results folder at and below `root`, sorted; a sweep that stopped before its first row has none."""
     begun = {path.parent for path in Path(root).rglob(JOURNAL) if path.stat().st_size}
     return sorted(begun | {path.parent for path in Path(root).rglob(TABLE) if is_packed(path.parent)})
 

@@ -22,7 +22,7 @@ JSON_COLUMNS = [  # which files hold as JSON
 
 
 def frame(rows: Sequence[Row]) -> pd.DataFrame:
-    """Rows as a table: columns as `Row` names them, of one type also where every value is missing."""
+    """Return rows as a table: columns as `Row` names them, of one type also where every value is missing."""
     import pandas as pd
 
     attributes = zip(COLUMNS, Row.model_fields, strict=True)

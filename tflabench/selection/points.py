@@ -79,7 +79,7 @@ def select_points(
 
 
 def _chosen(groups: Sequence[Group], patterns: Sequence[str] | None) -> dict[Implementation, list[Group]]:
-    """Every implementation to run, with the groups whose axes it runs over."""
+    """Return every implementation to run, with the groups whose axes it runs over."""
     claims = {impl: [group for group in groups if group.fits(impl)] for impl in registry.implementations()}
 
     def adopted(impl: Implementation) -> list[Group]:
@@ -119,7 +119,7 @@ def _place(problem: Problem, given: Mapping[str, Values]) -> tuple[Any, ...]:
 
 
 def point_id(impl: Implementation, problem: Problem) -> str:
-    """Identity of a point inside a results folder: the implementation and everything of the problem that was asked."""
+    """Return the identity of a point inside a results folder: its implementation, and all that was asked."""
     p = problem
     heads = f"H{p.heads}" if p.heads_qk is None else f"H{p.heads_qk}:{p.heads}"
     size = f"B{p.batch}/{heads}/T{p.seq_len}/qk{p.d_qk}/hv{p.d_hv}/L{p.chunk_size or 'auto'}"
@@ -140,7 +140,7 @@ class Comparison:
 
     @property
     def problem(self) -> Problem:
-        """The size of the first point; the others may have other heads and chunk sizes."""
+        """Return the size of the first point; the others may have other heads and chunk sizes."""
         return self.points[0].problem
 
     @property

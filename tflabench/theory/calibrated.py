@@ -41,7 +41,7 @@ def launches(problem: Problem, kernel: Modelled, device: Device = USUAL) -> list
 
 
 def term_seconds(problem: Problem, kernel: Modelled, chip: Chip) -> dict[str, float]:
-    """Seconds by term (see `launches.TERMS`) at `problem.chunk_size`; their sum is the predicted time."""
+    """Return the seconds by term (see `launches.TERMS`) at `problem.chunk_size`; their sum is the predicted time."""
     return total(launches(problem, kernel, chip.device), chip)
 
 

@@ -17,7 +17,7 @@ from tflabench.theory.launches import Modelled
 
 
 def call_cost(problem: Problem, formulation: Formulation, gate: Gate | None, *, state_bytes: float = 4) -> Cost:
-    """FLOPs and bytes of one call of an implementation on `problem`, over batch and heads: the bench's entry point.
+    """Return the FLOPs and bytes of one call of an implementation on `problem`, over batch and heads.
 
     Counts are the exact ones, with half of the quadratic work. Heads that share one of q and k count its bytes once.
 

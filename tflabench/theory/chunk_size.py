@@ -60,29 +60,29 @@ class Tradeoff:
         return cost.byte_polynomial("chunkwise", self.gate, p.d_qk, p.d_hv, pass_=p.pass_, **widths)
 
     def cost(self, chunk_size: Number) -> Cost:
-        """FLOPs and bytes over batch, heads and T/L chunks, T/L taken as a real number as in the paper."""
+        """Return the FLOPs and bytes over batch, heads and T/L chunks, T/L taken as a real number as in the paper."""
         p = self.problem
         chunks = p.batch * p.heads * p.seq_len / np.asarray(chunk_size, dtype=float)
         return Cost(chunks * self.flops_per_chunk(chunk_size), chunks * self.bytes_per_chunk(chunk_size))
 
     def time(self, chunk_size: Number) -> TimeBounds:
-        """Theoretical runtime in seconds."""
+        """Return the theoretical runtime in seconds."""
         return time_bounds(self.cost(chunk_size), self.ceilings)
 
     @property
     def flop_optimal(self) -> float:
-        """L with the fewest FLOPs, ignoring T."""
+        """Return the L with the fewest FLOPs, ignoring T."""
         return math.sqrt(self.flops_per_chunk.constant / self.flops_per_chunk.square)
 
     @property
     def runtime_optimal(self) -> float:
-        """L of the least upper time, in which nothing overlaps (the paper's assumption), ignoring T."""
+        """Return the L of the least upper time, in which nothing overlaps (the paper's assumption), ignoring T."""
         constant = self.flops_per_chunk.constant + self.ceilings.intensity * self.bytes_per_chunk.constant
         return math.sqrt(constant / self.flops_per_chunk.square)
 
     @property
     def overlapped_optimal(self) -> float:
-        """L of the least lower time, in which all overlaps: where I_algo reaches I_acc, or else the FLOP optimum."""
+        """Return the L of the least lower time (all overlaps): where I_algo reaches I_acc, or else the FLOP optimum."""
         flops, moved, intensity = self.flops_per_chunk, self.bytes_per_chunk, self.ceilings.intensity
         a, b = flops.square, flops.linear - intensity * moved.linear
         c = flops.constant - intensity * moved.constant
@@ -105,7 +105,7 @@ class Tradeoff:
         return max(1, math.ceil(low)), min(seq_len, math.floor(high))
 
     def memory(self, chunk_size: Number) -> Number:
-        """Peak bytes of a call: inputs, output, a state a chunk, and with "fwbw" the gradients of all of these."""
+        """Return the peak bytes of a call: inputs, output, a state a chunk, and with "fwbw" their gradients."""
         p = self.problem
         gates = GATES[self.gate].gate_elements(p.d_qk)
         per_step = (2 * (p.d_qk + p.d_hv) + gates) * p.element_bytes  # q, k, v, h

@@ -77,7 +77,7 @@ class Cost:
 
     @property
     def intensity(self) -> Number:
-        """I_algo = FLOPs / bytes (eq. 117)."""
+        """Return I_algo = FLOPs / bytes (eq. 117)."""
         return self.flops / self.bytes
 
 
@@ -119,7 +119,7 @@ class GateCounts:
 
 
 def over_sequence(per_unit: Polynomial, seq_len: Number, unit: Number) -> Number:
-    """Sum of a count over a sequence cut into units, the last one shorter where they do not divide it."""
+    """Return the sum of a count over a sequence cut into units, the last one shorter where they do not divide it."""
     rest = seq_len % unit
     return (seq_len // unit) * per_unit(unit) + (rest > 0) * per_unit(rest)
 
@@ -134,7 +134,7 @@ def flop_polynomial(
     pass_: Pass = "fw",
     counts: Counts = "published",
 ) -> Polynomial:
-    """FLOPs per head and unit, every pointwise operation costing 1."""
+    """Return the FLOPs per head and unit, every pointwise operation costing 1."""
     one_of("counts", counts, get_args(Counts))
     _check(formulation, gate, causal_factor)
     published = GATES[gate].published
@@ -150,7 +150,7 @@ def flop_polynomial(
 def byte_polynomial(
     formulation: Formulation, gate: Gate, d_qk: Number, d_hv: Number, *, pass_: Pass = "fw", **widths: Number
 ) -> Polynomial:
-    """Bytes read and written per head and unit; `widths` are the other arguments of `byte_terms`."""
+    """Return the bytes read and written per head and unit; `widths` are the other arguments of `byte_terms`."""
     total = sum_of(byte_terms(formulation, gate, d_qk, d_hv, **widths))
     if pass_ == "fwbw":
         total += sum_of(backward_byte_terms(formulation, gate, d_qk, d_hv, **widths))
@@ -261,7 +261,7 @@ def _delta_flop_terms(formulation: Formulation, d_qk: Number, d_hv: Number, caus
 def _published_two_gates(
     exp: bool, formulation: Formulation, d_qk: Number, d_hv: Number, causal_factor: float
 ) -> Polynomial:
-    """Table 17 as printed, per head and unit (the table's T/L and T factors are the number of units)."""
+    """Return Table 17 as printed, per head and unit (the table's T/L and T factors are the number of units)."""
     F, dd = causal_factor, d_qk * d_hv
     rows = {
         ("chunkwise", True): Polynomial(
@@ -283,7 +283,7 @@ def _published_two_gates(
 def backward_flop_terms(
     formulation: Formulation, gate: Gate, d_qk: Number, d_hv: Number, causal_factor: float = 0.5
 ) -> Terms:
-    """Matrix products of the backward pass (paper, section B.3; attention: 2.5 times its forward), per head and unit.
+    """Return the FLOPs of the backward's products (section B.3; attention: 2.5 times its forward), per head and unit.
 
     Chunkwise: by kernel, as Table 1 divides the work. A name that ends in "again" is a product that an earlier kernel
     computed as well; the sum of the others is what the gradients take at least.
@@ -427,7 +427,7 @@ def backward_byte_terms(
     state_bytes: Number = 4,
     group: int = 1,
 ) -> Terms:
-    """Bytes of the backward pass, counted as Table 9 counts the forward: every kernel reads its inputs once.
+    """Return the bytes of the backward pass, counted as Table 9 counts the forward: every kernel reads its inputs once.
 
     Chunkwise: one kernel computes the states again, one walks their gradients, and dQ, dK, dV have one each, which also
     sum q.dq and k.dk for the gates' gradients; so dQ reads q, and dK reads k. The delta rules keep the states.
@@ -477,7 +477,7 @@ def backward_byte_terms(
 
 
 def state_elements(gate: Gate, d_qk: Number, d_hv: Number) -> Number:
-    """Elements of one recurrent state: C, and n and m where there is a normaliser."""
+    """Return the elements of one recurrent state: C, and n and m where there is a normaliser."""
     return d_qk * d_hv + (d_qk + 1) * GATES[gate].normalized
 
 

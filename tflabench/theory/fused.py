@@ -42,7 +42,7 @@ def launched(plan: Planned) -> tuple[Kernel, ...]:
 
 
 def cost(problem: Problem, kernel: Modelled, chunk_size: int) -> Cost:
-    """FLOPs and bytes of one call over batch and heads, as `call_cost` gives them.
+    """Return the FLOPs and bytes of one call over batch and heads, as `call_cost` gives them.
 
     Forward FLOPs are Table 8's with L = 64, less the scores that heads of a program share; backward, the products of
     the kernels. Bytes: tensors once a kernel, gates and their float32 exponents, states of tiles, row sums, parts of dq
@@ -125,7 +125,7 @@ def _launch_states(p: Problem, of: StatePass) -> Launch:
 
 
 def _side_by_side(name: str, first: Launch, second: Launch) -> Launch:
-    """Two that run at the same time, each on multiprocessors of its own, and share memory and the L2."""
+    """Return two launches as one: they run at the same time on different multiprocessors, and share memory and the L2."""
 
     def total(*counts: Mapping[str, float]) -> dict[str, float]:
         return {term: sum(count.get(term, 0.0) for count in counts) for term in {**counts[0], **counts[1]}}
@@ -196,7 +196,7 @@ def _launch_by_tiles(kernel: StatePass | TileGradients, p: Problem) -> Launch:
 
 
 def _vector_ops(walk: Walk, exp: bool) -> float:
-    """Pointwise operations of one program a step and head."""
+    """Return the pointwise operations of one program a step and head."""
     height, width = min(walk.rows, walk.block_rows), min(walk.columns, WIDTH)
     weights = TILE * (5 + EXP_LANES)  # of scores: scale by exponents, mask, convert
     # Outputs and Z: weights, conversion; S: decay, conversion.
@@ -241,7 +241,7 @@ def _pointwise(name: str, steps: float, step_bytes: float) -> Launch:
 
 
 def runtime(problem: Problem, kernel: Modelled, gpu: Gpu) -> float:
-    """Seconds at `problem.chunk_size`, of walks over whole waves, by the paper's upper bound: nothing overlaps."""
+    """Return the seconds at `problem.chunk_size` by the paper's upper bound (nothing overlaps), in whole waves."""
     chip = Chip.of(gpu)
     seconds = 0.0
     for launch in launches(problem, kernel, problem.chunk_size or problem.seq_len, chip.device):

@@ -49,7 +49,7 @@ class Ceilings:
 
     @property
     def intensity(self) -> float:
-        """I_acc = alpha / beta in FLOP/byte (eq. 117)."""
+        """Return I_acc = alpha / beta in FLOP/byte (eq. 117)."""
         return self.flops_per_s / self.bytes_per_s
 
 
@@ -224,7 +224,7 @@ def store_ceilings(device: str, dtype: str, ceilings: Ceilings) -> Path:
 
 
 def measured_ceilings(device: str, dtype: str = "bfloat16") -> Ceilings | None:
-    """Ceilings that `tflabench calibrate` stored for a device on this machine, None where it has not run."""
+    """Return the ceilings that `tflabench calibrate` stored for a device on this machine, None where it has not run."""
     stored = _stored().get(device, {}).get(dtype)
     return Ceilings(**stored) if stored else None
 

@@ -101,7 +101,7 @@ class Modelled:
     shared: bool = False
 
     def group(self, problem: Problem) -> int:
-        """Heads that share one of q and k."""
+        """Return how many heads share one of q and k."""
         return problem.heads if self.shared else problem.group
 
 
@@ -139,7 +139,7 @@ class Launch:
         return self.programs / (chip.multiprocessors * self.resident)
 
     def times(self, chip: Chip) -> dict[str, float]:
-        """Seconds by term; their sum is the predicted time. See the module's text."""
+        """Return the seconds by term; their sum is the predicted time. See the module's text."""
         alpha, beta = chip.ceilings.flops_per_s, chip.ceilings.bytes_per_s
         busy = {term: flops / alpha for term, flops in self.flops.items()}
         busy["pointwise"] = self.vector_ops / chip.vector_ops_per_s
@@ -158,6 +158,6 @@ class Launch:
 
 
 def total(launches: list[Launch], chip: Chip) -> dict[str, float]:
-    """Seconds of launches one after the other, by term, in the order of TERMS."""
+    """Return the seconds of launches one after the other, by term, in the order of TERMS."""
     times = [launch.times(chip) for launch in launches]
     return {term: sum(time.get(term, 0.0) for time in times) for term in TERMS}

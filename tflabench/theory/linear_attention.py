@@ -47,7 +47,7 @@ def cost(
 
 
 def flop_terms(pass_: str, d_qk: int, d_hv: int, delta: bool, chunk_size: int, group: int) -> Terms:
-    """FLOPs of the forward or the backward pass by name, per head and chunk; `chunk_size` for what is cubic in L."""
+    """Return the FLOPs of a pass by name, per head and chunk; `chunk_size` is for what is cubic in L."""
     dd, L = d_qk * d_hv, chunk_size
     if pass_ == "forward":
         terms = {
@@ -85,7 +85,7 @@ def flop_terms(pass_: str, d_qk: int, d_hv: int, delta: bool, chunk_size: int, g
 
 
 def byte_terms(pass_: str, problem: Problem, decays: int, delta: bool, group: int, state_bytes: int) -> Terms:
-    """Bytes of the forward or the backward pass by kernel, per head and chunk."""
+    """Return the bytes of a pass by kernel, per head and chunk."""
     size = problem.element_bytes
     k = Polynomial(linear=problem.d_qk * size / group)  # q alike
     v = Polynomial(linear=problem.d_hv * size)  # o alike

@@ -40,13 +40,13 @@ class TimeBounds(NamedTuple):
 
 
 def time_bounds(cost: Cost, ceilings: Ceilings) -> TimeBounds:
-    """tau_lower = max(FLOPs / alpha, bytes / beta) and tau_upper = their sum, in seconds (eqs. 112-116)."""
+    """Return tau_lower = max(FLOPs / alpha, bytes / beta) and tau_upper = their sum, in seconds (eqs. 112-116)."""
     compute, move = cost.flops / ceilings.flops_per_s, cost.bytes / ceilings.bytes_per_s
     return TimeBounds(lower=np.maximum(compute, move), upper=compute + move)
 
 
 def attainable(ceilings: Ceilings, intensity: Number) -> Number:
-    """FLOP/s at an arithmetic intensity: min(beta * I, alpha) (eq. 119)."""
+    """Return the FLOP/s at an arithmetic intensity: min(beta * I, alpha) (eq. 119)."""
     return np.minimum(ceilings.bytes_per_s * intensity, ceilings.flops_per_s)
 
 

@@ -82,7 +82,7 @@ class _Call:
 
     @cached_property
     def plan(self) -> Plan:
-        """The plan of the bundled kernels."""
+        """Return the plan of the bundled kernels."""
         p = self.problem
         return planned(sizes(p, self.group), self.chunk_size, p.element_bytes, self.device)
 
@@ -96,7 +96,7 @@ class _Call:
 
     @property
     def states(self) -> float:
-        """Bytes of all chunk states."""
+        """Return the bytes of all chunk states."""
         p, chunks = self.problem, math.ceil(self.problem.seq_len / self.chunk_size)
         return self.heads * chunks * state_elements(self.gate, p.d_qk, p.d_hv) * self.state_bytes
 

@@ -92,7 +92,7 @@ class Experiment:
         return x if self.soft_cap is None else self.soft_cap * np.tanh(x / self.soft_cap)
 
     def inputs(self) -> tuple[Array, Array, Array]:
-        """q, k (T, d_qk) and v (T, d_hv), float64."""
+        """Return q, k (T, d_qk) and v (T, d_hv), float64."""
         random = np.random.default_rng(self.seed)
         return tuple(random.standard_normal((self.seq_len, d)) for d in (self.d_qk, self.d_qk, self.d_hv))  # type: ignore[return-value]
 
@@ -126,7 +126,7 @@ class _Decayed:
 def gains(
     experiment: Experiment, rows: Sequence[tuple[Gate, Normalizer]], eps: Sequence[float] = PAPER_EPS
 ) -> list[Gains]:
-    """G_before and, for each `eps` of the norm layer (0 to 1), G_after of each gate and normaliser over the grid."""
+    """Return G_before and, for each `eps` of the norm layer (0 to 1), G_after over the grid, by gate and normaliser."""
     if wrong := [value for value in eps if not 0 <= value <= 1]:
         raise InputError(f"eps is {wrong[0]}: it must lie between 0 and 1")
     q, k, v = experiment.inputs()
@@ -172,7 +172,7 @@ def _decay(scores: Array, v: Array, f: float, norm: Norm) -> _Decayed:
 
 
 def _amplitude(gate: Gate, normalizer: Normalizer, i: Array, sums: Array) -> Array:
-    """|h_t| / |x_t|, (input gates, T)."""
+    """Return |h_t| / |x_t|, (input gates, T)."""
     if GATES[gate].normalized:  # of the exponential input gate
         return 1 / normalizer.denominator(np.broadcast_to(sums, (len(i), len(sums))), np.exp(-i))
     write = np.exp(-np.logaddexp(0.0, -i))  # sigma(i~)
