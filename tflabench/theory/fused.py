@@ -125,7 +125,7 @@ def _launch_states(p: Problem, of: StatePass) -> Launch:
 
 
 def _side_by_side(name: str, first: Launch, second: Launch) -> Launch:
-    """Return two launches as one: they run at the same time on different multiprocessors, and share memory and the L2."""
+    """Return two launches as one: they run at once on different multiprocessors, and share memory and the L2."""
 
     def total(*counts: Mapping[str, float]) -> dict[str, float]:
         return {term: sum(count.get(term, 0.0) for count in counts) for term in {**counts[0], **counts[1]}}
