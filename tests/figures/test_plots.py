@@ -254,7 +254,7 @@ def test_a_chunk_size_that_was_chosen_is_no_axis():
 def test_sizes_of_models_are_no_sweep_of_head_dimensions():
     names = ("tfla_sig_xl", "nxai_sig_xl")
     sizes = [{"heads": heads, "d_hv": d, "d_qk": d, "chunk_size": 128} for heads, d in ((30, 192), (24, 64), (64, 128))]
-    models = [row(name, **size) for size in sizes for name in names]
+    models = [row(name, None, **size) for size in sizes for name in names]
     assert facets.swept_axes(framed(models)) == []
     assert [part.single for part in facets.slices(framed(models))] == [True] * 3, "each is ranked by itself"
     larger = [row(name, heads=96, d_hv=128, d_qk=128, chunk_size=128) for name in names]
