@@ -16,6 +16,7 @@ from tflabench.figures import axes, facets, looks, matplotlib_renderer
 from tflabench.figures.highlights import MOST
 from tflabench.figures.model import Band, Bars, Circle, Cross, Curve
 from tflabench.figures.quantities import AXES, WORDS
+from tflabench.figures.roofline import inks_of_points
 from tflabench.implementations import registry
 from tflabench.problem import InputError
 from tflabench.rows.load import read_rows
@@ -345,6 +346,13 @@ def test_the_roofline_has_every_point_and_the_measured_roof_alone():
     assert any("807 TFLOP/s, 4,200 GB/s" in line for line in figure.caption)
     datasheet = made(SWEEPS["lengths"], ["roofline"], runs={})["roofline-bfloat16"]
     assert [c.label for c in items(datasheet.panels[0], Curve) if c.role == "theory"] == ["datasheet roof"]
+
+
+def test_points_of_one_colour_have_markers_that_differ_at_a_glance():
+    names = ("hopper_gla", "tfla_gla_xl", "hopper_lightning", "tfla_lightning_xl")
+    markers = [ink.marker for ink in inks_of_points(names, looks.looks(framed([row(name) for name in names]))).values()]
+    assert len(set(markers)) == len(names)
+    assert len({"circle", "pentagon", "hexagon"}.intersection(markers)) == 1, "they look the same where they are small"
 
 
 # --- looks and axes

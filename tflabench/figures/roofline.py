@@ -25,6 +25,7 @@ from tflabench.theory.hardware import DATASHEET_DTYPES, Ceilings, Gpu, from_devi
 from tflabench.theory.roofline import attainable, compute_bound
 
 ROOF = Ink("#404040")
+ROUND = {"circle", "pentagon", "hexagon"}
 WORDS = ("arithmetic intensity, modelled", "achieved rate")
 NONE = "no point was measured"
 # Vermilion and blue stay for measured kernels. Dashes tell lines apart in grey.
@@ -163,11 +164,15 @@ def _points(rows: Rows, source: Source, names: Sequence[str], size: float) -> It
 
 
 def inks_of_points(names: Sequence[str], looks: Mapping[str, Look]) -> dict[str, Ink]:
-    """Return the ink of each implementation where no dashes tell them apart: no marker twice in one colour."""
+    """Return the ink of each implementation where no dashes tell them apart: no marker twice in one colour.
+
+    Of round markers one colour has one: they are too small to tell a circle from a hexagon.
+    """
     inks: dict[str, Ink] = {}
     for name in names:
         ink = looks[name].ink
         taken = {used.marker for used in inks.values() if used.colour == ink.colour}
+        taken |= ROUND if taken & ROUND else set()
         free = [marker for marker in (ink.marker, *MARKERS) if marker not in taken]
         inks[name] = Ink(ink.colour, free[0])
     return inks
