@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from textwrap import fill
@@ -68,6 +69,7 @@ for _side in ("xtick", "ytick"):
     STYLE |= {f"{_side}.labelsize": SMALL, f"{_side}.major.width": 0.5}
     STYLE |= {f"{_side}.major.size": 2.0, f"{_side}.major.pad": 2.0}
 styled = matplotlib.rc_context(STYLE)
+_filled = partial(fill, break_on_hyphens=False)  # mamba-ssm is one word
 UNDATED: dict[str, Any] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
 MARKERS = {
     "": "", "circle": "o", "square": "s", "triangle-up": "^", "diamond": "D", "triangle-down": "v", "pentagon": "p",
@@ -83,7 +85,7 @@ def draw(figure: Figure) -> Drawing:
     bars = any(isinstance(item, Bars) for panel in figure.panels for item in panel.items)
     wide = figure.columns if bars else 1  # labels of bars need the room of a panel
     setting = figure.setting.replace(" = ", "\u00a0=\u00a0")
-    heads = [fill(figure.title, TITLE_LETTERS * wide), fill(setting, SETTING_LETTERS * wide)]
+    heads = [_filled(figure.title, TITLE_LETTERS * wide), _filled(setting, SETTING_LETTERS * wide)]
     starts = [EDGE, EDGE + 0.13 * (heads[0].count("\n") + 1)]
     top = starts[1] + 0.1 * (heads[1].count("\n") + 1)
     rows = [figure.panels[start : start + figure.columns] for start in range(0, len(figure.panels), figure.columns)]
@@ -137,7 +139,7 @@ def _panel(ax: Axes, panel: Panel, label_x: bool, letters: int) -> None:
         DRAWN[type(item)](ax, item)
     if panel.empty:
         ax.text(0.5, 0.5, panel.empty, transform=ax.transAxes, ha="center", va="center", color="0.35")
-    ax.set_title(fill(panel.title, letters), loc="left", pad=3 + LINE * _names_above(ax, panel))
+    ax.set_title(_filled(panel.title, letters), loc="left", pad=3 + LINE * _names_above(ax, panel))
     _names_beside(ax, panel)
 
 
@@ -238,7 +240,7 @@ def _names_beside(ax: Axes, panel: Panel) -> None:
         _, names_shown, samples = zip(*sorted(names, key=lambda name: -name[0]), strict=True)
         ax.legend(
             samples,
-            [fill(text, NAME_LETTERS, max_lines=3, placeholder="…", break_on_hyphens=False) for text in names_shown],
+            [_filled(text, NAME_LETTERS, max_lines=3, placeholder="…") for text in names_shown],
             labelcolor=[_readable(to_hex(sample.get_color())) for sample in samples],
             loc="center left",
             bbox_to_anchor=(1, 0.5),
