@@ -285,6 +285,13 @@ def test_a_sequence_on_one_device_begins_the_curve_over_devices():
     assert [*facets.split(frame, "ranks")[0].rows["ranks"]] == [1, 2, 4]
 
 
+def test_figures_of_as_many_devices_say_how_many():
+    rows = [row(ranks=n, seq_len=2**t, batch=1, asked="auto") for n in (None, 4) for t in (16, 17, 18)]
+    made_of = made(rows, ["runtime"])
+    assert made_of["runtime-seq_len-ranks_4"].setting.endswith("ranks = 4, bfloat16")
+    assert "ranks" not in made_of["runtime-seq_len-ranks_1"].setting, "that is what one expects"
+
+
 def test_a_star_of_sweeps_makes_a_figure_an_axis():
     """As the quick preset: lengths at the chosen L, and chunk sizes at one length, one of them what was chosen."""
     rows = [row(seq_len=2**n, asked="auto") for n in range(10, 14)]

@@ -41,9 +41,9 @@ def caption(rows: Rows, axis: str | None = None) -> str:
         parts.append(f"d_qk = {ratio:g} d_hv")
     if axis != "chunk_size" and (chunk_size := common(rows["chunk_size"])):
         parts.append(f"L = {plain(chunk_size)}")
-    for column, template in (("dtype", "{}"), ("gates", "{} gates")):
-        if axis != column and (value := common(rows[column])) and value != USUAL:
-            parts.append(template.format(value))
+    for column, template in (("ranks", "ranks = {}"), ("dtype", "{}"), ("gates", "{} gates")):
+        if axis != column and (value := common(rows[column])) and value not in (USUAL, 1):
+            parts.append(template.format(plain(value)))
     return ", ".join(parts)
 
 
