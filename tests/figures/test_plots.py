@@ -214,7 +214,7 @@ def test_no_slower_kernel_is_in_the_title_for_a_throttled_one(throttled, words):
 )
 def test_the_title_is_plain_where_no_ratio_may_be_taken(changes):
     rows = [r.model_copy(update=changes if r.implementation == "nxai_sig_xl" else {}) for r in compared()]
-    assert made(rows, ["runtime"])["runtime-seq_len"].title == "mLSTM forward, H200"
+    assert made(rows, ["runtime"])["runtime-seq_len"].title == "Runtime forward, H200"
 
 
 # --- which figures there are
@@ -418,7 +418,7 @@ def test_draw_all_writes_figures_their_captions_and_the_rows_of_each(tmp_path):
         assert list(data[column]) == list(rows[column])
     caption = (folder / "figures" / "runtime-chunk_size.txt").read_text()
     assert "NVIDIA H200 · 2026-11-21 · torch 2.13.0 · triton 3.9.0 · tflabench 0.1.0 (0123456789ab)" in caption
-    assert caption.startswith("mLSTM forward + backward, H200\n")
+    assert caption.startswith("Runtime forward + backward, H200\n")
 
 
 def test_the_same_rows_give_the_same_svg(tmp_path):

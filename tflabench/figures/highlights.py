@@ -121,7 +121,7 @@ def finding(rows: Rows, quantity: Quantity, axis: str | None) -> Finding:
     for ours, peer in (*alike, *apart)[:1]:
         name = "mLSTM" if ours.family == "mlstm" else ours.title
         return Finding(name, _ratio(ours, peer, quantity, axis), (ours.implementation, peer.implementation))
-    return Finding("mLSTM" if (rows["family"] == "mlstm").any() else quantity.name, "")
+    return Finding(quantity.name, "")
 
 
 def _ratio(ours: Row, peer: Row, quantity: Quantity, axis: str | None) -> str:
