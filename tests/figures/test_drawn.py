@@ -43,6 +43,7 @@ FIGURES: dict[str, Callable[[], Figure]] = {
     **{name: partial(lambda name: next(iter(made(SWEEPS[name]).values())), name) for name in ("many", "one_point")},
     "long labels": lambda: next(iter(made([row(), row("mine", title=LONG), row("sdpa_flash")]).values())),
     "long titles": titled,
+    "long words": lambda: made([row(), row("mine", title=LONG, noisy=True, status="wrong")])["runtime-seq_len"],
     "gates": lambda: made(SWEEPS["gates"], ["gates"])["gates-kda"],
 }
 
@@ -66,6 +67,10 @@ def test_every_series_is_named_and_the_figure_within_its_page(name):
     boxes += [
         text.get_window_extent() for text in texts if text.get_text() in {ax.get_title("left") for ax in drawing.axes}
     ]
+    words_of_bars = {
+        word for panel in figure.panels for item in panel.items if isinstance(item, Bars) for word in item.words
+    }
+    boxes += [text.get_window_extent() for text in texts if text.get_text() in words_of_bars]
     assert all(box.x0 >= 0 and box.x1 <= drawing.bbox.width + 1 for box in boxes)
     labels = [[label.get_window_extent() for label in ax.get_yticklabels() if label.get_text()] for ax in drawing.axes]
     assert not any(one.overlaps(other) for of_axis in labels for one, other in pairwise(of_axis))

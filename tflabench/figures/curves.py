@@ -35,6 +35,7 @@ from tflabench.problem import PASS_TITLES
 
 BACKGROUND = Ink(GREY)
 TICKS = 4  # below a panel of half the width
+LETTER = 0.027  # of the width of bars, at most
 Columns = dict[str, Any]  # of the rows of one implementation: arrays
 
 
@@ -228,7 +229,7 @@ def _crosses(chart: Chart, x: SweptAxis, columns: dict[str, Columns]) -> list[Cr
 def ranking(chart: Chart, rows: Rows, title: str) -> Panel:
     """Return bars at a single point, the best on top, with theory behind and the percentage of the problem's bound.
 
-    What was not measured has its status in place of the bar.
+    What was not measured has its status in place of the bar, what is wrong or noisy has that word behind it.
     """
     column = chart.quantity.column
     measured = rows["timed"] & np.isfinite(rows[column])
@@ -239,16 +240,21 @@ def ranking(chart: Chart, rows: Rows, title: str) -> Panel:
         look = chart.looks[row["implementation"]]
         value = row["value"] / chart.size
         percent = f" ({row['percent_of_bound']:.0f}%)" if shows and pd.notna(row["percent_of_bound"]) else ""
-        value_words = row["status"] if pd.isna(value) else f"{value:#.3g}".rstrip(".") + percent
-        bounds = tuple(row[list(chart.quantity.theory or ())] / chart.size) if chart.theory else None
+        number = f"{value:,.0f}" if value >= 999.5 else f"{value:#.3g}".rstrip(".")
+        wary = flags(ordered.loc[[index]], chart.quantity)
+        value_words = row["status"] if pd.isna(value) else ", ".join([number + percent, *wary])
+        bounds = (
+            tuple(row[list(chart.quantity.theory or ())] / chart.size) if chart.theory and pd.notna(value) else None
+        )
         colour = look.ink.colour if row["implementation"] in chart.names else GREY
         label = legend_name(look, row["implementation"], rows)
         bars.append((label, float(value), value_words, colour, bounds, int(index)))
-    most = max([value for bar in bars for value in (bar[1], *(bar[4] or ())) if value > 0] or [1.0])
+    ends = [bar[1] / (1 - LETTER * min(len(bar[2]) + 1, 30)) for bar in bars if bar[1] > 0]
+    most = max([*ends, *(1.05 * bound for bar in bars for bound in bar[4] or () if bound > 0)] or [1.0])
     names, values, value_words, colours, ranges, indices = zip(*bars, strict=True)
     items = (Bars(names, values, value_words, colours, ranges if chart.theory else (), indices),)
     empty = "" if measured.any() else "no point was measured"
-    return Panel(title, linear(chart.label, 0.0, most * (1.35 if shows else 1.2)), labels(names), items, empty)
+    return Panel(title, linear(chart.label, 0.0, most), labels(names), items, empty)
 
 
 def keys(chart: Chart, panels: Sequence[Panel]) -> tuple[Key, ...]:
