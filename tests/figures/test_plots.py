@@ -277,6 +277,25 @@ def test_sizes_of_models_are_no_sweep_of_head_dimensions():
     assert facets.swept_axes(framed(of_one_width)) == ["d_hv"], "d_qk follows, though the embedding does not stay"
 
 
+def test_bars_are_of_what_no_curve_shows_and_of_more_than_one_kernel():
+    sizes = [row(chunk_size=size, **{"pass": "fwbw"}) for size in (64, 128)]
+    chosen = row(asked="auto", chunk_size=128, **{"pass": "fwbw"})
+    assert [part.axis for part in facets.slices(framed([*sizes, chosen]))] == ["chunk_size"], "it is in that curve"
+    alone = [row("mamba2", heads=7, asked="auto", **{"pass": pass_}) for pass_ in ("fw", "fwbw")]
+    assert [part.axis for part in facets.slices(framed([*sizes, *alone]))] == ["chunk_size"], "one kernel has no rank"
+
+
+def test_an_axis_of_two_values_makes_no_figure_a_value_of_a_longer_one():
+    grid = [
+        row(seq_len=2**n, batch=2 ** (16 - n), d_qk=d, d_hv=d, heads=4096 // d) for n in (9, 10, 11) for d in (64, 128)
+    ]
+    assert facets.swept_axes(framed(grid)) == ["seq_len", "d_hv"]
+    assert [part.axis for part in facets.slices(framed(grid))] == ["seq_len"] * 2
+    assert {part.axis for part in facets.slices(framed(grid[:4]))} == {"seq_len", "d_hv"}, "a square has both"
+    wider = row(seq_len=512, batch=128, d_qk=256, d_hv=256, heads=16)
+    assert {part.axis for part in facets.slices(framed([*grid, wider]))} == {"seq_len", "d_hv"}
+
+
 def test_a_curve_over_lengths_keeps_the_tokens_or_the_batch():
     at_tokens = [row(asked="auto", seq_len=t, batch=65536 // t) for t in (4096, 8192, 65536)]
     of_less_work = row(asked="auto", seq_len=32768, batch=1)

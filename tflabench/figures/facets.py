@@ -64,12 +64,22 @@ def swept_axes(rows: Rows) -> list[str]:
 
 
 def slices(rows: Rows) -> list[Slice]:
-    """Return the slices of every axis that was swept, and one a size of the rows that stand in none of them."""
-    parts = [part for axis in swept_axes(rows) or ["seq_len"] for part in split(rows, axis)]
-    alone = rows[~rows["point"].isin(pd.concat([part.rows["point"] for part in parts]))]
+    """Return the slices of every axis that was swept, and one a size of the rows that stand in none of them.
+
+    An axis of two values has no slices where these would be more than two and show what those of other axes show.
+    """
+    of_axes = {axis: split(rows, axis) for axis in swept_axes(rows) or ["seq_len"]}
+    for axis, of_axis in list(of_axes.items()):
+        others = {index for other in of_axes if other != axis for part in of_axes[other] for index in part.rows.index}
+        own = rows.loc[[*{index for part in of_axis for index in part.rows.index}]]
+        if len(of_axis) > own[axis].nunique() == 2 and others.issuperset(own.index):
+            del of_axes[axis]
+    parts = [part for of_axis in of_axes.values() for part in of_axis]
+    same = rows.groupby(["implementation", "pass", *AXES], dropna=False).ngroup()
+    alone = rows[~same.isin(pd.concat([same[part.rows.index] for part in parts]))]
     sizes = {"T": alone["seq_len"], "batch": alone["batch"], "embedding": alone["heads"] * alone["d_hv"]}
     for size, of_size in alone.groupby(list(sizes.values())):
-        if of_size["timed"].sum() > 1:
+        if of_size.loc[of_size["timed"], "implementation"].nunique() > 1:
             parts.append(Slice("seq_len", dict(zip(sizes, size, strict=True)), of_size))
     return parts
 
