@@ -275,6 +275,8 @@ def test_sizes_of_models_are_no_sweep_of_head_dimensions():
     ]  # fmt: skip
     of_one_width = [row(heads=8, d_hv=d, d_qk=d, chunk_size=128) for d in (64, 128)]
     assert facets.swept_axes(framed(of_one_width)) == ["d_hv"], "d_qk follows, though the embedding does not stay"
+    both = framed([*(row("mamba2", seq_len=2**n, **{"pass": "fwbw"}) for n in range(9, 13)), *larger, *models])
+    assert facets.swept_axes(both[both["pass"] == "fw"]) == ["heads"], "of a part of the rows too"
 
 
 def test_bars_are_of_what_no_curve_shows_and_of_more_than_one_kernel():

@@ -49,7 +49,7 @@ def swept_axes(rows: Rows) -> list[str]:
     """
     codes = pd.DataFrame({name: pd.factorize(rows[name])[0] for name in ("implementation", "pass", *AXES)})
     codes["chunk_size"] = pd.factorize(rows["chunk_asked"])[0]
-    codes["embedding"] = rows["heads"] * rows["d_hv"]
+    codes["embedding"] = (rows["heads"] * rows["d_hv"]).to_numpy()
 
     def varies(axis: str, fixed: Sequence[str]) -> bool:
         present, keys = codes[codes[axis] >= 0], ["implementation", "pass", *fixed]
