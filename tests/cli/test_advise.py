@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from commands import document, on_a_cpu, refused
 
+from tflabench.theory.held_out import with_article
+
 GIB = 2**30
 
 
@@ -37,6 +39,11 @@ def test_json_has_what_was_refused_and_how_far_to_trust_the_rest():
         within = row["model_ms_lower"] <= row["call_ms"] <= row["model_ms_upper"]
         assert (row["outside_bounds"] is None) == within
     assert result["gpu"]["capability"] == [8, 0]
+
+
+@pytest.mark.parametrize("name", ["a My GPU", "an MI300X", "an A10", "a B200", "an RTX 3090"])
+def test_a_gpu_has_the_article_with_which_it_is_spoken(name):
+    assert with_article(name.partition(" ")[2]) == name
 
 
 @pytest.mark.parametrize(

@@ -68,8 +68,8 @@ def has_run_on(gpu: Gpu) -> bool:
 
 
 def with_article(gpu: str) -> str:
-    """Return "an H100 SXM", "a B200": the article is that of the first letter as it is spoken."""
-    return f"{'an' if gpu[0] in 'AHLMR' else 'a'} {gpu}"
+    """Return "an H100 SXM", "a B200": the article is that of the first letter as spoken; of a word, "a My GPU"."""
+    return f"{'an' if gpu[0] in 'AHLMR' and not gpu[1:2].islower() else 'a'} {gpu}"
 
 
 def _kind(gpu: Gpu) -> str:
