@@ -89,6 +89,13 @@ def test_the_fastest_row_meets_the_next_best_of_another_owner():
     )
 
 
+def test_a_ratio_that_does_not_leave_one_is_called_noise():
+    assert (closing([row(ms=1.0), row("sdpa", ms=1.001)]) or "").endswith(
+        "times faster than sdpa (L=128), within noise"
+    )
+    assert (closing([row(ms=1.0), row("sdpa", ms=1.1)]) or "").endswith("times faster than sdpa (L=128)")
+
+
 def test_a_sequence_on_one_device_and_on_two_are_told_apart():
     on_two = words(said([row(ms=2.0), row(ms=1.0, ranks=2)]))
     assert "ranks fastest" in on_two

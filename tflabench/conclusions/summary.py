@@ -80,7 +80,8 @@ def closing(rows: Sequence[Row]) -> str | None:
         if rival := next(beaten(best, slower), None):
             row, over = rival
             times = f"{'at least ' if over.bound else ''}{over.value:.2f} ± {over.margin:.2f}"
-            parts.append(f"{label(best)} {milliseconds(best)}, {times} times faster than {label(row)}")
+            noise = ", within noise" if over.value - over.margin < 1 and not over.bound else ""
+            parts.append(f"{label(best)} {milliseconds(best)}, {times} times faster than {label(row)}{noise}")
         if throttled := ", ".join(dict.fromkeys(label(row) for row in slower if row.throttled)):
             parts.append(f"left out, throttled: {throttled}")
         lines += [f"{PASS_TITLES[best.pass_]}, {size(best)}: {'; '.join(parts)}"] if parts else []
