@@ -68,7 +68,7 @@ def test_every_series_is_named_and_the_figure_within_its_page(name):
         text.get_window_extent() for text in texts if text.get_text() in {ax.get_title("left") for ax in drawing.axes}
     ]
     words_of_bars = {
-        word for panel in figure.panels for item in panel.items if isinstance(item, Bars) for word in item.words
+        word for panel in figure.panels for item in panel.items if isinstance(item, Bars) for word in item.texts
     }
     boxes += [text.get_window_extent() for text in texts if text.get_text() in words_of_bars]
     assert all(box.x0 >= 0 and box.x1 <= drawing.bbox.width + 1 for box in boxes)

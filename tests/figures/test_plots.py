@@ -111,7 +111,7 @@ def test_bars_say_what_is_wrong_or_noisy_and_have_whole_numbers_of_many_digits()
     rows = [wrong, row(ms_median=1234.5, noisy=True), row("mamba2", ms_median=1300.0, status="error")]
     figures_of = made(rows, ["runtime"])
     (bars,) = items(figures_of["runtime-seq_len"].panels[0], Bars)
-    assert bars.words == ("1.00, wrong", "1,234, noisy", "error")
+    assert bars.texts == ("1.00, wrong", "1,234, noisy", "error")
     assert bars.ranges[-1] is None, "no bound lies behind the word of what was not measured"
 
 
