@@ -73,7 +73,7 @@ def readme_table(results: Path) -> Iterator[str]:
         f"{operations.ELSEWHERE}: with another Triton than {compared.usual_triton}, in which the peer is faster or "
         "alone right; ours beside it is of that comparison. *Range*: of the ratio to that kernel over all lengths and "
         "numbers of tokens measured with these heads, without bounds. *Tuned in part*: its tuner ran out of time. "
-        f"Empty: no right peer was measured. Peers: {', '.join(named)}."
+        f"No peer: no right one was measured; no range: at one size alone. Peers: {', '.join(named)}."
     )
     yield ""
     yield wrapped(

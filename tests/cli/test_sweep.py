@@ -178,6 +178,12 @@ def test_without_a_gpu_it_runs_on_the_cpu_says_so_and_draws():
     assert list((folder / "figures").glob("roofline*.png"))
     assert "next best of others" in done.stdout
     assert f"tflabench plot {folder}" in done.stdout
+    shapes = Path("of me", "shapes.csv")
+    shapes.parent.mkdir()
+    shapes.write_text("impl,batch,heads,seq_len,d_qk,d_hv,pass\nreference_sig,1,2,16,16,16,fw\n")
+    done = run("sweep", "--preset", str(shapes), "--no-plots")
+    assert "running preset shapes on the CPU" in done.stderr, done.stderr
+    assert "1 of 1 points to measure, in 1 comparison, into" in done.stderr
 
 
 @pytest.mark.parametrize(

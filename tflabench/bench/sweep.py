@@ -106,7 +106,7 @@ def measure(
     require_runnable(selection.points, here.kind)
     title = selection.preset.title
     if devices == Devices(device="auto") and here.kind == "cpu":
-        title = f"No NVIDIA GPU here: running preset {request.preset} on the CPU ({here.name}).\n{title}"
+        title = f"No NVIDIA GPU here: running preset {selection.preset.name} on the CPU ({here.name}).\n{title}"
     plugins = [str(Path(name).resolve()) if name.endswith(".py") else name for name in rules.plugins]
     rules = replace(rules, protocol=selection.protocol, plugins=plugins)
     folder = out or Path("results") / here.slug / selection.preset.name
@@ -339,7 +339,8 @@ class Sweep:
         due = [point for task in self._tasks for point in task.comparison.points]
         on = f"on {self._fleet.count} x {self._fleet.machine.name}, " if self._fleet.count > 1 else ""
         counts = f"{len(due)} of {len(self._points)} points to measure"
-        line = f"{self._title}\n{counts}, in {len(self._tasks)} comparisons, {on}into {self._folder}"
+        comparisons = f"{len(self._tasks)} comparison{'s' * (len(self._tasks) != 1)}"
+        line = f"{self._title}\n{counts}, in {comparisons}, {on}into {self._folder}"
         there = {point.id for point in self._points} - {point.id for point in due}
         times = sorted(row.started_at for id_, row in self._before.items() if id_ in there)
         if times and not due:

@@ -208,9 +208,9 @@ def _text(document: dict[str, Any]) -> Iterator[RenderableType]:
     for reason, refused in names.items():
         yield f"cannot run ({reason}): {', '.join(refused)}"
     runnable = sum(not row["refused"] for row in selection)
-    most = max(row["bytes"] for row in selection)
+    most, comparisons = max(row["bytes"] for row in selection), selection[-1]["comparison"]
     yield (
-        f"{len(selection)} points in {selection[-1]['comparison']} comparisons, {runnable} can run on "
+        f"{len(selection)} points in {comparisons} comparison{'s' * (comparisons != 1)}, {runnable} can run on "
         f"{document['device']}: about {max(1, round(document['seconds'] / 60))} min; at least {size_in_words(most)} of "
         f"memory; rows go to {folder}"
     )
