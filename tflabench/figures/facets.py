@@ -70,9 +70,9 @@ def slices(rows: Rows) -> list[Slice]:
     """
     of_axes = {axis: split(rows, axis) for axis in swept_axes(rows) or ["seq_len"]}
     for axis, of_axis in list(of_axes.items()):
-        others = {index for other in of_axes if other != axis for part in of_axes[other] for index in part.rows.index}
-        own = rows.loc[[*{index for part in of_axis for index in part.rows.index}]]
-        if len(of_axis) > own[axis].nunique() == 2 and others.issuperset(own.index):
+        of_rest = {index for name in of_axes if name != axis for part in of_axes[name] for index in part.rows.index}
+        shown = rows.loc[[*{index for part in of_axis for index in part.rows.index}]]
+        if len(of_axis) > shown[axis].nunique() == 2 and of_rest.issuperset(shown.index):
             del of_axes[axis]
     parts = [part for of_axis in of_axes.values() for part in of_axis]
     same = rows.groupby(["implementation", "pass", *AXES], dropna=False).ngroup()
