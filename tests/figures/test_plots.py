@@ -106,12 +106,13 @@ def test_a_single_point_is_ranked_with_its_values_and_statuses():
     assert len(bars.labels) == len(rows)
 
 
-def test_bars_say_what_is_wrong_or_noisy_and_have_whole_numbers_of_many_digits():
+def test_bars_say_what_is_wary_and_have_whole_numbers_of_many_digits():
     wrong = row("nxai_sig_xl", status="wrong", ms_median=1.0, reason="dq is off by 0.02, 0.006 allowed")
-    rows = [wrong, row(ms_median=1234.5, noisy=True), row("mamba2", ms_median=1300.0, status="error")]
+    cut = row("simple_gla", ms_median=20.0, tuned={"choices": {}, "tried": 3, "configurations": 9})
+    rows = [wrong, row(ms_median=1234.5, noisy=True), cut, row("mamba2", ms_median=1300.0, status="error")]
     figures_of = made(rows, ["runtime"])
     (bars,) = items(figures_of["runtime-seq_len"].panels[0], Bars)
-    assert bars.texts == ("1.00, wrong", "1,234, noisy", "error")
+    assert bars.texts == ("1.00, wrong", "20.0, tuned in part", "1,234, noisy", "error")
     assert bars.ranges[-1] is None, "no bound lies behind the word of what was not measured"
 
 

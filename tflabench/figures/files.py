@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 FORMATS = ("png", "svg", "pdf")
-ADDED_COLUMNS = ["chunk_asked", "timed", "record"]  # that figures add to rows
+ADDED_COLUMNS = ["chunk_asked", "timed", "tuned_in_part", "record"]  # that figures add to rows
 
 
 def check_formats(formats: Iterable[str]) -> None:

@@ -29,11 +29,11 @@ WORDS = {"dtype": (), "gates": GATES}  # axes of words, which have no order of n
 
 
 def drawable(rows: Rows) -> Rows:
-    """Return rows as figures draw them: plain floats where integers can be missing, and two columns more.
+    """Return rows as figures draw them: plain floats where integers can be missing, and three columns more.
 
     `chunk_asked` is the chunk size asked for, or "auto": two rows that differ only in whether L was asked for or chosen
     by the implementation belong to different curves. `timed` says whether there is a time to draw: of every measured
-    row, and of a wrong one that was timed all the same.
+    row, and of a wrong one that was timed all the same; `tuned_in_part` whether its tuner ran out of time.
     """
     rows = rows.reset_index(drop=True)
     numbers = [name for name in rows.columns if pd.api.types.is_numeric_dtype(rows[name])]
@@ -44,9 +44,10 @@ def drawable(rows: Rows) -> Rows:
         rows["ranks"] = rows["ranks"].fillna(1)
     auto = rows["point"].str.contains("/Lauto/") & rows["chunk_size"].notna()
     chunk_asked = rows["chunk_size"].map(plain, na_action="ignore").astype(object).mask(auto, "auto")
+    in_part = [isinstance(of, dict) and of["tried"] < of["configurations"] for of in rows["tuned"]]
     timed = (rows["status"] == "ok") | ((rows["status"] == "wrong") & rows["ms_median"].notna())
     gate = rows["gate"].astype(object).where(rows["gate"].notna(), None)
-    rows = rows.assign(**flags, timed=timed, gate=gate, chunk_asked=chunk_asked)
+    rows = rows.assign(**flags, timed=timed, gate=gate, chunk_asked=chunk_asked, tuned_in_part=in_part)
     return rows.astype(
         {name: object for name in rows.columns if rows[name].dtype not in (float, bool)}
     )  # words: faster
@@ -113,8 +114,9 @@ def flags(rows: Rows, quantity: Quantity) -> list[str]:
 
 
 def _flags(rows: Rows, quantity: Quantity) -> dict[str, pd.Series]:
-    noisy = {"noisy": rows["noisy"] & rows["timed"]} if quantity.spread else {}
-    return noisy | {"wrong": (rows["status"] == "wrong") & rows["timed"]}
+    of_times = ("noisy", "tuned_in_part") if quantity.spread else ()
+    flags = {flag.replace("_", " "): rows[flag] & rows["timed"] for flag in of_times}
+    return flags | {"wrong": (rows["status"] == "wrong") & rows["timed"]}
 
 
 def plain(value: Any) -> str:
