@@ -15,6 +15,7 @@ from functools import cache
 from itertools import combinations
 from pathlib import Path
 from textwrap import fill
+from typing import NamedTuple
 
 import claims_page
 import headline
@@ -33,6 +34,7 @@ PAGES = ("README.md", *(f"docs/{name}.md" for name in ("gla-walk-through", "kern
          "docs/use-the-kernels.md")  # fmt: skip
 MARKED = re.compile(r"(<!-- from rows: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 FIGURE = "results/h100/operations.png"  # of README
+FIG_4, LATER = "h100/paper-fig4", "h100/paper-fig4-two-lengths"  # Fig. 4, and a part of it with today's kernels
 
 
 @cache
@@ -62,13 +64,12 @@ def readme_table(results: Path) -> Iterator[str]:
     protocols = " and ".join(sorted({str(row.protocol_version) for row in rows}))
     versions = [(compared.packages[row.run_id]["torch"], str(row.driver)) for row in rows]
     torches, drivers = (" and ".join(sorted(set(values))) for values in zip(*versions, strict=True))
-    waits = [_tokens_from(ok_rows(results / "h100" / "paper-fig4-two-lengths"), pass_) for pass_ in operations.PASSES]
-    fig4 = results / "h100" / "paper-fig4"
-    later = occasion(fig4, fig4.with_name("paper-fig4-two-lengths"))
+    waits = [_tokens_from(ok_rows(results / LATER), pass_) for pass_ in operations.PASSES]
+    later = Moves.between(results / FIG_4, results / LATER)
     yield ""
     yield wrapped(
         "Both sides of a ratio took turns on one GPU; ± is half of its [95% interval](docs/results.md#read-a-row), "
-        f"which holds between like hosts; on a later one {later.split(' | ')[1]} of ratios were in it. "
+        f"which holds between like hosts; on a later one {later.held:.1%} of ratios were in it. "
         f"{THROTTLED}: the GPU held its clock back while ours ran, so that the ratio is a bound (≥). "
         f"{operations.ELSEWHERE}: with another Triton than {compared.usual_triton}, in which the peer is faster or "
         "alone right; ours beside it is of that comparison. *Range*: of the ratio to that kernel over all lengths and "
@@ -126,23 +127,42 @@ def occasions(results: Path) -> Iterator[str]:
     yield "| folder and its repeat | ratios | interval holds | times | largest move |"
     yield "|---|---:|---:|---:|---:|"
     for folder in (f"{gpu}/paper-fig{figure}" for gpu in ("h100", "h200") for figure in (4, 12)):
-        yield f"| {folder} |{occasion(results / folder, results / f'{folder}-repeat')}"
-    later = "h100/paper-fig4"
-    yield f"| {later}, on a later host |{occasion(results / later, results / f'{later}-two-lengths')}"
+        yield f"| {folder} | {Moves.between(results / folder, results / f'{folder}-repeat')} |"
+    yield f"| {FIG_4}, on a later host | {Moves.between(results / FIG_4, results / LATER)} |"
 
 
-def occasion(first: Path, again: Path) -> str:
-    """Return the cells of two folders: of points that are right, of the same kernels and not throttled on both."""
-    by_point = {row.point: row for row in ok_rows(again)}
-    pairs = [(row, by_point[row.point]) for row in ok_rows(first) if row.point in by_point]
-    times = [(a, b) for a, b in pairs if a.kernel_version == b.kernel_version and not (a.throttled or b.throttled)]
-    holds = []
-    for first_pair, second_pair in combinations(times, 2):
-        both = [ratio(*rows, allow_throttled=True) for rows in zip(first_pair, second_pair, strict=True)]
-        if both[0] and both[1]:
-            holds += [abs(both[1].value - both[0].value) < over.margin for over in both if over]
-    moved = max((b.ms_median or 0) / (a.ms_median or 1) - 1 for pair in times for a, b in (pair, pair[::-1]))
-    return f" {len(holds) // 2:,} | {sum(holds) / len(holds):.1%} | {len(times)} | {moved:.1%} |"
+class Moves(NamedTuple):
+    """What two folders have of the same points: right, of the same kernels, and not throttled on both occasions.
+
+    Attributes:
+        ratios: how many were taken on both.
+        held: the share of intervals that hold the ratio of the other occasion.
+        times: how many there are on both.
+        furthest: how far one of them moved, relative.
+    """
+
+    ratios: int
+    held: float
+    times: int
+    furthest: float
+
+    @classmethod
+    @cache
+    def between(cls, first: Path, again: Path) -> Moves:
+        """Compare two folders."""
+        by_point = {row.point: row for row in ok_rows(again)}
+        pairs = [(row, by_point[row.point]) for row in ok_rows(first) if row.point in by_point]
+        times = [(a, b) for a, b in pairs if a.kernel_version == b.kernel_version and not (a.throttled or b.throttled)]
+        holds = []
+        for one, other in combinations(times, 2):
+            both = [ratio(*rows, allow_throttled=True) for rows in zip(one, other, strict=True)]
+            if both[0] and both[1]:
+                holds += [abs(both[1].value - both[0].value) < over.margin for over in both if over]
+        furthest = max((b.ms_median or 0) / (a.ms_median or 1) - 1 for pair in times for a, b in (pair, pair[::-1]))
+        return cls(len(holds) // 2, sum(holds) / len(holds), len(times), furthest)
+
+    def __str__(self) -> str:
+        return f"{self.ratios:,} | {self.held:.1%} | {self.times} | {self.furthest:.1%}"
 
 
 def gpus(results: Path) -> Iterator[str]:
@@ -182,10 +202,10 @@ def host_times(results: Path) -> Iterator[str]:
 
 def gla_published(results: Path) -> Iterator[str]:
     """Yield the time of GLA's published kernels in a sweep."""
-    (row,) = ok_rows(results / "h100" / "paper-fig4-two-lengths", "gla_chunk_fuse", "fw", 4096)
+    (row,) = ok_rows(results / LATER, "gla_chunk_fuse", "fw", 4096)
     yield wrapped(
         "In a sweep, which draws g in bfloat16, empties the L2 and times whole calls, the 16 sequences take "
-        f"{milliseconds(row)} ms ([rows](../results/h100/paper-fig4-two-lengths/times.csv))."
+        f"{milliseconds(row)} ms ([rows](../results/{LATER}/times.csv))."
     )
 
 

@@ -180,8 +180,8 @@ def test_occasions_are_held_against_each_other_where_kernels_are_the_same(tmp_pa
     write(tmp_path / "first", measured(1.0, 2.0, 3.0), run=RUN)
     write(tmp_path / "again", measured(1.0, 2.1, 3.0), run=RUN)
     write(tmp_path / "newer", measured(0.5, 2.0, 3.0, kernel_version=0), run=RUN)
-    assert pages.occasion(tmp_path / "first", tmp_path / "again") == " 3 | 33.3% | 3 | 5.0% |"
-    assert pages.occasion(tmp_path / "first", tmp_path / "newer") == " 1 | 100.0% | 2 | 0.0% |"
+    assert str(pages.Moves.between(tmp_path / "first", tmp_path / "again")) == "3 | 33.3% | 3 | 5.0%"
+    assert str(pages.Moves.between(tmp_path / "first", tmp_path / "newer")) == "1 | 100.0% | 2 | 0.0%"
 
 
 def test_gpus_of_one_kind_stand_beside_each_other(tmp_path):

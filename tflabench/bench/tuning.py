@@ -163,16 +163,16 @@ class TuningStore:
     def __init__(self, folder: Path, versions: Mapping[str, str], rows: Iterable[Row] = ()) -> None:
         self._folder = folder
         self._versions = dict(versions)
-        self._rows = {row.point: row.tuned for row in rows if row.tuned}
+        self._rows = {row.point: row for row in rows if row.tuned}
 
     def look_up(self, point: Point, budget_s: float | None) -> Choices | None:
         """Return what was chosen for a point, or None where less was tried than a budget of seconds would try.
 
         A choice of rows counts with any budget; without one, if every configuration was tried.
         """
-        of_row = self._rows.get(point.id)
-        if of_row and (budget_s is not None or of_row["tried"] == of_row["configurations"]):
-            return of_row
+        row = self._rows.get(point.id)
+        if row and (budget_s is not None or row.tuned_fully):
+            return row.tuned
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             kept = json.loads(self._file(point).read_text())
             complete = kept["tuned"]["tried"] == kept["tuned"]["configurations"]

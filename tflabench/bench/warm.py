@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from itertools import count
 
 from tflabench.bench.estimate import needed_bytes
@@ -53,7 +54,7 @@ class _Job:
         """Return about how much memory of the GPU it takes."""
         return int(PEAK * needed_bytes(self.point.problem.part)) + CONTEXT_BYTES
 
-    @property
+    @cached_property
     def kernels(self) -> tuple[str, Problem]:
         """Return what the kernels of both passes depend on in most libraries: no steps, sequences and heads."""
         alike = self.point.problem.with_(batch=1, seq_len=1, heads=1, heads_qk=None, seed=0, pass_="fw")

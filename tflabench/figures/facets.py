@@ -66,7 +66,8 @@ def swept_axes(rows: Rows) -> list[str]:
 def slices(rows: Rows) -> list[Slice]:
     """Return the slices of every axis that was swept, and one a size of the rows that stand in none of them.
 
-    An axis of two values has no slices where these would be more than two and show what those of other axes show.
+    An axis of two values is left out where its slices would be several figures of two points each, all of which the
+    slices of other axes show too.
     """
     of_axes = {axis: split(rows, axis) for axis in swept_axes(rows) or ["seq_len"]}
     for axis, of_axis in list(of_axes.items()):

@@ -29,11 +29,11 @@ WORDS = {"dtype": (), "gates": GATES}  # axes of words, which have no order of n
 
 
 def drawable(rows: Rows) -> Rows:
-    """Return rows as figures draw them: plain floats where integers can be missing, and three columns more.
+    """Return rows as figures draw them: plain floats where integers can be missing, and two columns more.
 
     `chunk_asked` is the chunk size asked for, or "auto": two rows that differ only in whether L was asked for or chosen
     by the implementation belong to different curves. `timed` says whether there is a time to draw: of every measured
-    row, and of a wrong one that was timed all the same; `tuned_in_part` whether its tuner ran out of time.
+    row, and of a wrong one that was timed all the same.
     """
     rows = rows.reset_index(drop=True)
     numbers = [name for name in rows.columns if pd.api.types.is_numeric_dtype(rows[name])]
@@ -44,10 +44,9 @@ def drawable(rows: Rows) -> Rows:
         rows["ranks"] = rows["ranks"].fillna(1)
     auto = rows["point"].str.contains("/Lauto/") & rows["chunk_size"].notna()
     chunk_asked = rows["chunk_size"].map(plain, na_action="ignore").astype(object).mask(auto, "auto")
-    in_part = [isinstance(of, dict) and of["tried"] < of["configurations"] for of in rows["tuned"]]
     timed = (rows["status"] == "ok") | ((rows["status"] == "wrong") & rows["ms_median"].notna())
     gate = rows["gate"].astype(object).where(rows["gate"].notna(), None)
-    rows = rows.assign(**flags, timed=timed, gate=gate, chunk_asked=chunk_asked, tuned_in_part=in_part)
+    rows = rows.assign(**flags, timed=timed, gate=gate, chunk_asked=chunk_asked)
     return rows.astype(
         {name: object for name in rows.columns if rows[name].dtype not in (float, bool)}
     )  # words: faster

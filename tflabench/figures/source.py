@@ -31,5 +31,6 @@ class Source:
     @classmethod
     def of(cls, results: Results, highlight: Sequence[str] = ()) -> Source:
         """Return the rows of a results folder."""
-        rows = drawable(frame(results.rows)).assign(record=list(results.rows))
+        in_part = [not row.tuned_fully for row in results.rows]
+        rows = drawable(frame(results.rows)).assign(tuned_in_part=in_part, record=list(results.rows))
         return cls(rows, results.runs, looks(rows), tuple(highlight))
