@@ -13,6 +13,7 @@ from synthetic import write
 from typer.testing import CliRunner
 
 from tflabench.cli.main import app
+from tflabench.figures.quantities import WARY
 from tflabench.rows.load import read_results
 from tflabench.rows.schema import Row
 
@@ -30,6 +31,11 @@ def page(folder) -> Page:
 @pytest.fixture(scope="module")
 def measured(page, folder) -> tuple[Page, list[Row]]:
     return page, list(read_results(folder).rows)
+
+
+def test_the_page_says_what_hollow_points_are(page):
+    (why,) = re.findall("Hollow: (.*?)\\.", page.html)
+    assert re.split(", | or ", why) == [*WARY]
 
 
 # --- rows

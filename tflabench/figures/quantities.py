@@ -25,6 +25,7 @@ AXES = {
     "dtype": "data type",
     "gates": "strength of the forget gates",
 }
+WARY = ("noisy", "tuned in part", "wrong")  # why a point is hollow: the first two are of times
 WORDS = {"dtype": (), "gates": GATES}  # axes of words, which have no order of numbers: the order of those that have one
 
 
@@ -103,7 +104,7 @@ def by_pass(rows: Rows) -> dict[str, Rows]:
 
 
 def flagged(rows: Rows, quantity: Quantity = RUNTIME) -> pd.Series:
-    """Return of which rows the quantity is to be wary of: results are wrong, or a time is noisy."""
+    """Return of which rows the quantity is to be wary of: wrong results, and times that are noisy or tuned in part."""
     return reduce(or_, _flags(rows, quantity).values())
 
 
@@ -113,9 +114,8 @@ def flags(rows: Rows, quantity: Quantity) -> list[str]:
 
 
 def _flags(rows: Rows, quantity: Quantity) -> dict[str, pd.Series]:
-    of_times = ("noisy", "tuned_in_part") if quantity.spread else ()
-    flags = {flag.replace("_", " "): rows[flag] & rows["timed"] for flag in of_times}
-    return flags | {"wrong": (rows["status"] == "wrong") & rows["timed"]}
+    masks = dict(zip(WARY, (rows["noisy"], rows["tuned_in_part"], rows["status"] == "wrong"), strict=True))
+    return {flag: mask & rows["timed"] for flag, mask in masks.items() if quantity.spread or flag == "wrong"}
 
 
 def plain(value: Any) -> str:

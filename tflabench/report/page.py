@@ -21,7 +21,7 @@ from tflabench.figures.captions import caption, provenance
 from tflabench.figures.facets import Slice
 from tflabench.figures.highlights import SYMBOLS, device_name, finding, title
 from tflabench.figures.model import Panel
-from tflabench.figures.quantities import MEMORY, RUNTIME, by_pass
+from tflabench.figures.quantities import MEMORY, RUNTIME, WARY, by_pass
 from tflabench.figures.source import Source
 from tflabench.problem import PASS_TITLES, InputError
 from tflabench.report import details
@@ -61,6 +61,7 @@ def render(directory: Path) -> str:
     payload = _payload(directory, named, _source(named))
     text = json.dumps(payload, separators=(",", ":"), allow_nan=False)
     parts = {"css": _text("page.css"), "script": _text("page.js")}
+    parts |= {"wary": f"{', '.join(WARY[:-1])} or {WARY[-1]}"}
     parts |= {"plotly": _packed(plotly), "payload": _packed(text.encode())}
     html = _text("page.html")
     for name, part in parts.items():
