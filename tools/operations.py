@@ -23,6 +23,7 @@ from tflabench.rows.load import find_results
 from tflabench.rows.schema import Row
 
 ELSEWHERE = "‡"  # after a time with another Triton than most
+IN_PART = "tuned in part"  # in place of a ratio
 PASSES = ("fw", "fwbw")
 
 
@@ -192,7 +193,7 @@ def _cells(measured: Comparisons, setting: Setting, pair: Rivals | None, results
     elsewhere = ELSEWHERE * (measured.triton(pair.peer) != measured.usual_triton)
     peer = f"{pair.package} {milliseconds(pair.peer)}{elsewhere}"
     if not (over := pair.ratio):
-        return [milliseconds(pair.ours), peer, "" if pair.peer.tuned_fully else "tuned in part", ""]
+        return [milliseconds(pair.ours), peer, "" if pair.peer.tuned_fully else IN_PART, ""]
     value = digits(over.value)
     shown = f"{over.bound}{value} ± {over.margin:.{len(value.partition('.')[2])}f}"
     values = sorted(measured.ratios(setting, pair.peer))

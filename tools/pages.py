@@ -34,7 +34,7 @@ PAGES = ("README.md", *(f"docs/{name}.md" for name in ("gla-walk-through", "kern
          "docs/use-the-kernels.md")  # fmt: skip
 MARKED = re.compile(r"(<!-- from rows: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 FIGURE = "results/h100/operations.png"  # of README
-FIG_4, LATER = "h100/paper-fig4", "h100/paper-fig4-two-lengths"  # Fig. 4, and a part of it with today's kernels
+FIG_4, EARLIER = "h100/paper-fig4", "h100/paper-fig4-earlier"  # in part, of the same kernels
 
 
 @cache
@@ -54,7 +54,8 @@ def ok_rows(folder: Path, name: str = "", pass_: str = "", seq_len: int = 0) -> 
 def readme_table(results: Path) -> Iterator[str]:
     """Yield the table of operations, what its marks mean, and where its rows are from."""
     compared = measured(results)
-    yield from operations.table(compared, "operation", operations.OPERATIONS, "results/h100")
+    table = list(operations.table(compared, "operation", operations.OPERATIONS, "results/h100"))
+    yield from table
     quoted = compared.quoted()
     rows = [row for pair in quoted for row in (pair.ours, pair.peer) if row]
     peers = {row.package: row for row in rows if row.implementation not in our_kernels()}
@@ -64,17 +65,16 @@ def readme_table(results: Path) -> Iterator[str]:
     protocols = " and ".join(sorted({str(row.protocol_version) for row in rows}))
     versions = [(compared.packages[row.run_id]["torch"], str(row.driver)) for row in rows]
     torches, drivers = (" and ".join(sorted(set(values))) for values in zip(*versions, strict=True))
-    waits = [_tokens_from(ok_rows(results / LATER), pass_) for pass_ in operations.PASSES]
-    later = Moves.between(results / FIG_4, results / LATER)
+    waits = [_tokens_from(ok_rows(results / FIG_4), pass_) for pass_ in operations.PASSES]
+    held = [Moves.between(results / FIG_4, results / again).held for again in (f"{FIG_4}-repeat", EARLIER)]
     yield ""
     yield wrapped(
         "Both sides of a ratio took turns on one GPU; ± is half of its [95% interval](docs/results.md#read-a-row), "
-        f"which holds between like hosts; on a later one {later.held:.1%} of ratios were in it. "
-        f"{THROTTLED}: the GPU held its clock back while ours ran, so that the ratio is a bound (≥). "
-        f"{operations.ELSEWHERE}: with another Triton than {compared.usual_triton}, in which the peer is faster or "
-        "alone right; ours beside it is of that comparison. *Range*: of the ratio to that kernel over all lengths and "
-        "numbers of tokens measured with these heads, without bounds. *Tuned in part*: its tuner ran out of time. "
-        f"No peer: no right one was measured; no range: at one size alone. Peers: {', '.join(named)}."
+        f"in which {held[0]:.1%} of the ratios of Fig. 4 lay on another host, and {held[1]:.1%} on one of two days "
+        f"before. {_legend([*table, *models_table(results)], compared.usual_triton)} "
+        "*Range*: of the ratio to that kernel over all lengths and numbers of tokens measured with these heads, "
+        "without bounds; empty where that is one size. Peers: "
+        f"{', '.join(named)}."
     )
     yield ""
     yield wrapped(
@@ -85,6 +85,18 @@ def readme_table(results: Path) -> Iterator[str]:
         f"{waits[0]:,} tokens a call on forward, and {waits[1]:,} with backward (`host_ms` of ours in Fig. 4); with "
         "fewer, eager PyTorch waits for the host."
     )
+
+
+def _legend(table: Iterable[str], usual_triton: str) -> str:
+    """Return what the marks that a table has mean."""
+    cells = [cell.strip() for line in table for cell in line.split("|")]
+    meanings = {
+        THROTTLED: "the GPU held its clock back while ours ran, so that the ratio is a bound (≥).",
+        operations.ELSEWHERE: f"with another Triton than {usual_triton}, in which the peer is faster or alone right; "
+        "ours beside it is of that comparison.",
+        operations.IN_PART: "the peer's tuner ran out of time.",
+    }
+    return " ".join(f"{mark}: {said}" for mark, said in meanings.items() if any(mark in cell for cell in cells))
 
 
 def models_table(results: Path) -> Iterator[str]:
@@ -128,11 +140,11 @@ def occasions(results: Path) -> Iterator[str]:
     yield "|---|---:|---:|---:|---:|"
     for folder in (f"{gpu}/paper-fig{figure}" for gpu in ("h100", "h200") for figure in (4, 12)):
         yield f"| {folder} | {Moves.between(results / folder, results / f'{folder}-repeat')} |"
-    yield f"| {FIG_4}, on a later host | {Moves.between(results / FIG_4, results / LATER)} |"
+    yield f"| {FIG_4}, and a host of two days before | {Moves.between(results / FIG_4, results / EARLIER)} |"
 
 
 class Moves(NamedTuple):
-    """What two folders have of the same points: right, of the same kernels, and not throttled on both occasions.
+    """What two folders have of the same points: right, of the same kernels, tuned whole and never throttled.
 
     Attributes:
         ratios: how many were taken on both.
@@ -152,7 +164,8 @@ class Moves(NamedTuple):
         """Compare two folders."""
         by_point = {row.point: row for row in ok_rows(again)}
         pairs = [(row, by_point[row.point]) for row in ok_rows(first) if row.point in by_point]
-        times = [(a, b) for a, b in pairs if a.kernel_version == b.kernel_version and not (a.throttled or b.throttled)]
+        alike = [(a, b) for a, b in pairs if a.kernel_version == b.kernel_version]
+        times = [both for both in alike if not any(row.throttled or not row.tuned_fully for row in both)]
         holds = []
         for one, other in combinations(times, 2):
             both = [ratio(*rows, allow_throttled=True) for rows in zip(one, other, strict=True)]
@@ -202,10 +215,10 @@ def host_times(results: Path) -> Iterator[str]:
 
 def gla_published(results: Path) -> Iterator[str]:
     """Yield the time of GLA's published kernels in a sweep."""
-    (row,) = ok_rows(results / LATER, "gla_chunk_fuse", "fw", 4096)
+    (row,) = ok_rows(results / FIG_4, "gla_chunk_fuse", "fw", 4096)
     yield wrapped(
         "In a sweep, which draws g in bfloat16, empties the L2 and times whole calls, the 16 sequences take "
-        f"{milliseconds(row)} ms ([rows](../results/{LATER}/times.csv))."
+        f"{milliseconds(row)} ms ([rows](../results/{FIG_4}/times.csv))."
     )
 
 

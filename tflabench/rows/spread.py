@@ -5,7 +5,7 @@ known to t s / sqrt(n) with 95%, s being their standard deviation and t the quan
 
 On another occasion, in another process and mostly on another GPU of its kind, logarithms of ratios differ by more, with
 heavy tails: as Student's t of 4 degrees of freedom, of which OCCASION is the 95% quantile. It is fitted on
-h100/paper-fig4 and its repeat. `docs/results.md` says how often its intervals hold there, and on others.
+Fig. 4 of two H100s. `docs/results.md` says how often its intervals hold on others.
 """
 
 from __future__ import annotations
