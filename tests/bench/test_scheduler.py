@@ -260,6 +260,15 @@ def test_the_first_row_does_not_wait_for_the_others(tmp_path):
     assert workers.said[:2] == [("a", "prepare"), ("a", "look")]
 
 
+def test_brief_turns_do_not_hold_up_what_can_be_prepared(tmp_path, monkeypatch):
+    """They need the GPU for themselves, and preparations overlap."""
+    monkeypatch.setattr(registry, "_plugged", [implementation(n, own_process=True) for n in "pqrst"])
+    workers = Workers()
+    run([comparison(*"pqrst")], workers, tmp_path)
+    jobs = [said for said in workers.said if said[1] in ("prepare", "look")]
+    assert jobs == [("p", "prepare"), ("p", "look"), *((name, "prepare") for name in "qrst")]
+
+
 def test_rounds_go_on_until_the_medians_settle(tmp_path):
     workers = Workers({"a": [1.0, 1.1, 1.0], "b": [1.05]})
     rows = run([comparison("a", "b")], workers, tmp_path)
@@ -332,6 +341,26 @@ def test_out_of_memory_is_tried_again_without_the_processes_of_other_comparisons
     assert (last["c"].status, last["c"].rounds, last["c"].closed) == ("ok", 3, True)
     assert turns(workers) == ("b" if full else "ba") * 3 + "cdcdcd"  # its rounds are of its second process
     assert workers.said.count(("c", "prepare")) == 2
+
+
+def test_out_of_memory_beside_a_paused_preparation_is_tried_again_without_it(tmp_path, known, monkeypatch):
+    """`c` tunes, so `p` is paused in its first call, and keeps the memory that it has."""
+    monkeypatch.setattr(registry, "_plugged", [known["b"], implementation("p", own_process=True), known["c"]])
+    beside: list[int] = []
+
+    class Full(Workers):
+        def wait(self, timeout_s: float) -> list[tuple[str, dict[str, Any]]]:
+            at_work = dict(self._due)
+            results = super().wait(timeout_s)
+            if results and (job := at_work[results[0][0]]) and (job["implementation"], job["kind"]) == ("c", "prepare"):
+                beside.append(len(at_work) - 1)
+                if beside[-1]:
+                    return [(results[0][0], {"status": "oom", "reason": "out of memory"})]
+            return results
+
+    rows = run([comparison("b"), comparison("p", "c", seq_len=1024)], Full(slow={"p": 6}), tmp_path)
+    assert beside == [1, 0]
+    assert {row.implementation: row.status for row in rows if row.closed} == {"b": "ok", "p": "ok", "c": "ok"}
 
 
 def test_the_papers_protocol_is_one_round(tmp_path):

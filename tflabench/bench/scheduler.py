@@ -4,7 +4,7 @@ One process drives. It hands jobs to worker processes and hears which points are
 that are not timed (build, first call, check, memory) may overlap; a job that is timed (a turn, and a first call that
 tunes) has the GPU for itself. Within a comparison:
 
-1. a point that is warm is prepared; while others are not, it takes a brief turn for a provisional row;
+1. points that are warm are prepared; while others are not, these take a brief turn each for a provisional row;
 2. where a point still compiles, the next comparisons go on meanwhile;
 3. when all are prepared, they take turns in rounds until their medians agree; then the rows are final.
 """
@@ -167,8 +167,8 @@ class Scheduler:
         # none applies, the comparison still compiles, and the next one may go on.
         rules = (
             self._close_if_all_failed,
-            self._take_brief_turn,
             self._prepare_next,
+            self._take_brief_turn,
             self._take_turn,
             self._wait_for_its_points,
         )
@@ -185,16 +185,18 @@ class Scheduler:
         return True
 
     def _take_brief_turn(self, begun: ComparisonRun) -> bool | None:
-        """Time a prepared point for its provisional row while others are not prepared."""
+        """Time a prepared point for its provisional row while others compile."""
         if begun.gathered:
             return None
         first = next((run for run in begun.runs if run.state == "prepared" and not run.turns), None)
         return first and self._sample(begun, first, brief=True)
 
     def _prepare_next(self, begun: ComparisonRun) -> bool | None:
-        """Prepare a point that is compiled; of the very first row, one of the first point's family."""
+        """Prepare a point that is compiled; of the very first row, one of the first point's family, and no more."""
         ready = [run for run in begun.runs if run.state == "ready"]
         if not self._any_row:
+            if any(run.state == "prepared" for run in begun.runs):
+                return None
             ready = begun.leading(ready) or ([] if self._working else begun.leading_compiling())
         if not ready or self._time_is_up():
             return None
@@ -249,6 +251,8 @@ class Scheduler:
         """Leave the GPU to a point; False where another process uses it for more than compiling, which can wait."""
         others = [slot for slot in self._working if slot != run.slot]
         if run.slot in self._working or not all(map(self._workers.compiles, others)):
+            return False
+        if run.short_of_memory and others:  # paused, they would keep theirs
             return False
         self._workers.pause(others)
         if self._warm_up:
@@ -318,7 +322,7 @@ class Scheduler:
             self._warm_up is not None and not run.short_of_memory and self._warm_up.give_way(),
             True,
         )
-        return bool(beside or idle or (self._working and not run.alone))
+        return bool(beside or idle or self._working)
 
     def _close(self, begun: ComparisonRun) -> None:
         begun.closed = True
