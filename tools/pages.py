@@ -70,8 +70,8 @@ def readme_table(results: Path) -> Iterator[str]:
     yield ""
     yield wrapped(
         "Both sides of a ratio took turns on one GPU; ± is half of its [95% interval](docs/results.md#read-a-row), "
-        f"in which {held[0]:.1%} of the ratios of Fig. 4 lay on another host, and {held[1]:.1%} on one of two days "
-        f"before. {_legend([*table, *models_table(results)], compared.usual_triton)} "
+        f"in which {held[0]:.1%} of the ratios of Fig. 4 lay when another host measured them again, and {held[1]:.1%} "
+        f"of those from a host of two days before. {_legend([*table, *models_table(results)], compared.usual_triton)} "
         "*Range*: of the ratio to that kernel over all lengths and numbers of tokens measured with these heads, "
         "without bounds; empty where that is one size. Peers: "
         f"{', '.join(named)}."
@@ -92,11 +92,11 @@ def _legend(table: Iterable[str], usual_triton: str) -> str:
     cells = [cell.strip() for line in table for cell in line.split("|")]
     meanings = {
         THROTTLED: "the GPU held its clock back while ours ran, so that the ratio is a bound (≥).",
-        operations.ELSEWHERE: f"with another Triton than {usual_triton}, in which the peer is faster or alone right; "
-        "ours beside it is of that comparison.",
+        operations.ELSEWHERE: f"with another Triton than {usual_triton}, as the peer is faster or only right there; "
+        "our time beside it is of the same comparison.",
         operations.IN_PART: "the peer's tuner ran out of time.",
     }
-    return " ".join(f"{mark}: {said}" for mark, said in meanings.items() if any(mark in cell for cell in cells))
+    return " ".join(f"{mark}: {meaning}" for mark, meaning in meanings.items() if any(mark in cell for cell in cells))
 
 
 def models_table(results: Path) -> Iterator[str]:
@@ -144,7 +144,7 @@ def occasions(results: Path) -> Iterator[str]:
 
 
 class Moves(NamedTuple):
-    """What two folders have of the same points: right, of the same kernels, tuned whole and never throttled.
+    """Compares two folders at points of the same kernels, where both are right, tuned whole and not throttled.
 
     Attributes:
         ratios: how many were taken on both.
@@ -259,7 +259,7 @@ def model_errors(_: Path) -> Iterator[str]:
     )
     lost = ", ".join(f"{error.algorithm} kernels" for error in beaten)
     few = "; ".join(f"{e.gpu}, {e.algorithm}: {e.of_few:.0%} over {e.few} rows" for e in stored() if e.few)
-    fewer = f"; on rows of fewer, which all were, the median error is {few}" if few else ", and none has fewer"
+    fewer = f". All rows of fewer were; their median error is {few}" if few else ", and none has fewer"
     verdict = f"The model does not beat the rule for {lost}." if lost else "The model beats the rule."
     yield wrapped(
         "A group is a kernel, pass, head size and chunk size: its rows differ in length and batch alone, and are no "

@@ -85,7 +85,7 @@ def test_the_worker_has_the_first_part_of_a_sequence_and_its_gradients(tmp_path,
 
 
 def test_more_ranks_than_devices_are_refused():
-    with pytest.raises(Unsupported, match="ranks is 4, and this process sees 2 devices"):
+    with pytest.raises(Unsupported, match="ranks is 4, and a CPU has 2"):
         ranks.build(registry.get("reference_simple_gla"), PROBLEM.with_(ranks=4), CPU)
 
 

@@ -73,7 +73,8 @@ def test_a_layer_is_compared_with_attention_and_a_wrong_word_is_refused():
         (["xlstm-tyni"], "did you mean xlstm-tiny"),
         (["--kernels", "our"], "did you mean ours"),
         (["--mode", "train"], "did you mean training"),
-        (["xlstm-7b"], "has no such model on cpu"),
+        (["xlstm-7b"], "has no xlstm-7b on cpu; it has xlstm-tiny, llama-tiny there"),
+        (["llama-tiny", "--kernels", "ours"], "llama-tiny run on sdpa"),
     ):
         commands.refused(["model", "--device", "cpu", *words], reason)
 

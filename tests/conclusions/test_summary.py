@@ -12,6 +12,7 @@ from synthetic import APART, IN_FULL, IN_PART, row
 from tflabench.conclusions.ratio import ratio
 from tflabench.conclusions.summary import changes, closing, contests, ending
 from tflabench.rows import spread
+from tflabench.rows.labels import size
 from tflabench.rows.schema import Row
 
 FOLDER = Path("results") / "h200" / "quick"
@@ -37,6 +38,19 @@ def test_rows_that_are_not_comparable_have_no_ratio(of_ours, of_theirs):
     text = said([ours, theirs])
     assert "2 of 2 points measured" in text
     assert "sdpa" not in text  # neither the best nor the next best
+
+
+def test_provisional_rows_of_an_interrupted_sweep_are_left():
+    rows = [row(), row("sdpa", seq_len=8192, closed=False)]
+    console = Console(file=io.StringIO(), width=160)
+    console.print(ending(rows, [], "tflabench plot x", left=3))
+    text = words(console.file.getvalue())  # type: ignore[attr-defined]
+    assert "1 of 4 points measured, 3 left: the same command measures them (1 of these have provisional rows)" in text
+    assert "sdpa" not in text
+
+
+def test_gates_that_are_not_usual_are_part_of_the_size():
+    assert size(row(gates="closing")) == f"{size(row())} closing gates"
 
 
 def test_two_measurements_of_one_point_have_a_ratio_and_wrong_results_none():

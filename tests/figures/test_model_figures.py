@@ -202,6 +202,12 @@ class TestTheoryCommand:
         assert all((out / f"{stem}.png").read_bytes().startswith(b"\x89PNG") for stem in stems)
         assert (out / "fig16-sig-fw.txt").read_text().startswith("mLSTMsig forward, theory: ")
 
+    def test_rows_that_cannot_be_laid_over_are_told_of(self, tmp_path, results):
+        overlay = ["--out", str(tmp_path / "new"), "--overlay", str(results)]
+        result = run("theory", "fig17", "--gate", "gla", "--pass", "fw", *overlay)
+        assert (result.exit_code, result.stderr) == (0, f"fig17-gla-fw: {paper.MISSING}\n")
+        refused("figures fig15 take no rows", "theory", "fig15", *overlay)
+
     @pytest.mark.parametrize(
         ("argv", "said"),
         [

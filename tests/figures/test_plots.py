@@ -88,6 +88,27 @@ def test_wrong_results_that_were_timed_are_hollow_and_those_that_were_not_are_cr
     assert [cross.x for cross in items(panel, Cross)] == [8192]
 
 
+def test_who_has_only_crosses_in_a_panel_is_named_by_the_first():
+    sizes = [{"seq_len": T, "batch": 65536 // T} for T in (4096, 8192)]
+    rows = [row("mamba2", **size) for size in sizes]
+    rows += [row("mamba2", ms_median=None, status="oom", **size, **{"pass": "fwbw"}) for size in sizes]
+    figure = made([*rows, *lengths(("tfla_sig_xl",), ("fw", "fwbw"))], ["runtime"], highlight=["mamba2"])
+    crosses = items(figure["runtime-seq_len"].panels[1], Cross)
+    assert [cross.label for cross in crosses] == [looks.looks(figure["runtime-seq_len"].rows)["mamba2"].title, ""]
+
+
+def test_grey_points_under_a_roof_are_in_legend_and_caption():
+    figure = made(SWEEPS["many"], ["roofline"])["roofline-bfloat16"]
+    assert [key.label for key in figure.keys] == ["others"]
+    assert any(line.startswith("Grey: ") for line in figure.caption)
+
+
+def test_rows_that_make_none_of_the_figures_are_refused(tmp_path):
+    write(tmp_path, [row()])
+    with pytest.raises(InputError, match="no figure of gates in "):
+        figures.draw_all(tmp_path, what=["gates"])
+
+
 def test_nothing_measured_is_said():
     for stem, figure in made(SWEEPS["failed"]).items():
         assert figure.panels[0].empty == "no point was measured", stem
@@ -144,7 +165,7 @@ def test_who_is_named_in_a_title_is_named_beside_the_panel_and_what_is_grey_in_t
     figure = made([*rows, row("simple_gla", seq_len=4096, batch=16)], ["runtime"])["runtime-seq_len"]
     assert "mlstm_kernels at T" in figure.title
     assert lit(figure.panels[0])["nxai_sig_xl"].label.startswith("mlstm_kernels")
-    assert [key.label for key in figure.keys if key.kind == "line"] == ["others"]
+    assert [key.label for key in figure.keys if key.kind in ("line", "points")] == ["others"]
 
 
 def test_throttled_points_are_named_in_the_caption_and_not_hollow():

@@ -319,6 +319,17 @@ def test_a_preset_that_cannot_be_read_or_followed(tmp_path):
     assert Request(str(path)).select("cuda").protocol.name == "standard"
 
 
+def test_what_is_no_preset_and_what_names_nothing_is_said(tmp_path):
+    path = tmp_path / "mine.toml"
+    for content, message in ((b"\xff\xfe", "is no text in UTF-8: name a TOML"), (b"[[group", "is no TOML: ")):
+        path.write_bytes(content)
+        with pytest.raises(InputError, match=message):
+            presets.load_preset(str(path))
+    path.write_text('title = "Mine"\n[[group]]\nimpl = "reference_sgi"\n')
+    with pytest.raises(InputError, match="no implementation matches 'reference_sgi'; did you mean reference_sig"):
+        select_points(presets.load_preset(str(path)), {}, None, "cpu")
+
+
 def test_a_csv_file_has_a_shape_a_line(tmp_path):
     path = tmp_path / "shapes.csv"
     path.write_text("seq_len, d_qk, d_hv, heads, dtype\n64, 16, 32, 2, float32\n\n128, 32, 32, 1,\n")

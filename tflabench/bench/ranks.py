@@ -133,7 +133,10 @@ def build(impl: Implementation, problem: Problem, device: torch.device) -> Case:
     ranks = problem.ranks or 1
     there = torch.cuda.device_count() if device.type == "cuda" else ON_CPU
     if ranks > there:
-        raise Unsupported(f"ranks is {ranks}, and this process sees {there} devices (leave --gpus out)")
+        seen = (
+            f"this process sees {there} devices (leave --gpus out)" if device.type == "cuda" else f"a CPU has {there}"
+        )
+        raise Unsupported(f"ranks is {ranks}, and {seen}")
     case = impl.build(problem.part, device)
     if case.call is None:
         raise Unsupported("runs on one device: ranks must be 1")

@@ -122,16 +122,16 @@ def _text(judgement: Judgement, title: str) -> Iterator[RenderableType]:
 
     yield Text(title, style="italic")
     columns = [
-        TableColumn("pass", lambda match: match.a.pass_, drop=2),
+        TableColumn("pass", lambda match: match.a.pass_),
         TableColumn("size", sizes, enough=24),
-        TableColumn("dtype", lambda match: match.a.dtype, drop=3),
+        TableColumn("dtype", lambda match: match.a.dtype, drop=4),
         TableColumn("implementation", lambda pair: " | ".join({label(pair.a): 0, label(pair.b): 0}), enough=24),
-        TableColumn("A", lambda match: time(match.a), ">", 1),
-        TableColumn("B", lambda match: time(match.b), ">", 1),
+        TableColumn("A", lambda match: time(match.a), ">", 2),
+        TableColumn("B", lambda match: time(match.b), ">", 3),
         TableColumn("B / A", lambda match: match.ratio, ".3f"),
-        TableColumn("memory", lambda match: match.memory_ratio, ".2f", 4),
+        TableColumn("memory", lambda match: match.memory_ratio, ".2f", 5),
         TableColumn("verdict", lambda match: f"{match.verdict}{' !' if match.regressed else ''}", "<"),
-        TableColumn("why", lambda match: match.reason or "", drop=5, enough=24),
+        TableColumn("why", lambda match: match.reason or "", drop=1, enough=24),
     ]
     measured = [match for match in judgement.matches if "ok" in (match.a.status, match.b.status)]
     yield FittedTable(columns, measured, lambda match: STYLES.get(match.verdict, ""))

@@ -108,16 +108,21 @@ def _chosen(file: str, devices: Devices, models: Sequence[str] | None, kernels: 
     wanted = [one_of("--kernels", word, tuple(OWNERS)) for word in options.words(kernels)] if kernels else list(OWNERS)
     kind = devices.here().kind
     groups = [group for group in load_preset(file).groups if group.device in (None, kind)]
-    names = [
-        impl.name
+    there = {
+        (str(impl.operation), owner): impl.name
         for impl in IMPLEMENTATIONS
-        if impl.name in {".".join((str(impl.operation), owner, *form.words)) for owner in wanted}
-        and any(fnmatchcase(str(impl.operation), pattern) for pattern in models or ["*"])
+        for owner in OWNERS
+        if impl.name == ".".join((str(impl.operation), owner, *form.words))
         and any(group.fits(impl) for group in groups)
-    ]
+    }
+    named = {key: name for key, name in there.items() if any(fnmatchcase(key[0], word) for word in models or ["*"])}
+    names = [name for (_, owner), name in named.items() if owner in wanted]
+    if named and not names:
+        kernels_there = ", ".join(dict.fromkeys(owner for _, owner in named))
+        raise InputError(f"--kernels is {kernels}: {', '.join(models or ['these models'])} run on {kernels_there}")
     if not names:
-        preset = Path(file).stem
-        raise InputError(f"preset {preset} has no such model on {kind}: give other models, --kernels or --preset")
+        others = ", ".join(dict.fromkeys(model for model, _ in there)) or "none"
+        raise InputError(f"preset {Path(file).stem} has no {', '.join(models or [])} on {kind}; it has {others} there")
     return names
 
 

@@ -169,8 +169,8 @@ def _ours(kernel: dict[str, Any]) -> str:
     if not kernel["implementation"]:
         return f"no kernel of ours runs there ({kernel['refused']})"
     if count := kernel["segments"]:
-        segments = f"{count} segment{'s' if count > 1 else ''}"
-        return f"our {kernel['implementation']} needs no such L: it cuts T into {segments} of {kernel['chunk_size']}"
+        cut = f"it cuts T into {count} segments of {kernel['chunk_size']}" if count > 1 else "it takes T whole"
+        return f"our {kernel['implementation']} needs no such L: {cut}"
     return f"our {kernel['implementation']} would run with L = {kernel['chunk_size']}"
 
 

@@ -45,7 +45,7 @@ def roofline(  # noqa: PLR0913  options
     from tflabench.figures.roofline import of_chunk_sizes
     from tflabench.selection.axes import parse_values
 
-    chips = [chosen_gpu(name, dtype) for name in options.words(gpu)]
+    chips = [chosen_gpu(name, dtype) for name in dict.fromkeys(options.words(gpu))]
     sizes = [size for size in parse_values("chunk_size", chunk_size) if isinstance(size, int)]
     if not sizes:
         raise InputError(f"chunk_size is {chunk_size!r}: it must name chunk sizes such as 64,128 or 16:4096:x4")

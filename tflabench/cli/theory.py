@@ -8,8 +8,9 @@ from typing import Annotated
 import typer
 
 from tflabench.cli.common import app, options
+from tflabench.cli.common.console import stderr
 from tflabench.cli.common.paths import Overlay, folder_to_write, out_folder, print_figures
-from tflabench.problem import one_of
+from tflabench.problem import InputError, one_of
 
 
 @app.command("theory")
@@ -44,5 +45,10 @@ def theory(
     check_formats(formats := options.words(format_))
     rows = read_rows(overlay) if overlay else None
     out = folder_to_write(out)
-    drawn = (paper.FIGURES[name](gate, pass_, rows) for name in names for gate in gates for pass_ in passes)
+    drawn = [paper.FIGURES[name](gate, pass_, rows) for name in names for gate in gates for pass_ in passes]
+    if rows is not None and not any(paper.MISSING in figure.caption or figure.rows is not None for figure in drawn):
+        raise InputError(f"--overlay {overlay}: figures {', '.join(names)} take no rows; 17, 19, 20 and 22 do")
+    for figure in drawn:
+        if paper.MISSING in figure.caption:
+            stderr().print(f"{figure.stem}: {paper.MISSING}")
     print_figures(write_figures(drawn, out, formats))

@@ -188,7 +188,7 @@ def judge(a: Row, b: Row, tolerance: Tolerance = Tolerance()) -> Match:
     apart, limit = abs(log(over.value)), log(1 + threshold.value)
     certainty = spread.of_pair(a, b) * spread.family(tolerance.points)
     if max(apart, limit) < certainty:
-        return match("ambiguous", f"B / A is {over.value:.3g}, and known to {100 * certainty:.2g}%")
+        return match("ambiguous", f"B / A is {over.value:.3g} ± {100 * certainty:.2g}%")
     if apart < limit:
         return match("same")
     return match("faster" if over.value < 1 else "slower")

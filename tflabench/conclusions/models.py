@@ -77,16 +77,16 @@ def columns(records: Sequence[dict[str, Any]]) -> list[TableColumn]:
         TableColumn("mode", "mode"),
         TableColumn("B", "batch", "d"),
         TableColumn("T", "seq_len", "d"),
-        TableColumn("status", "status", drop=5),
+        TableColumn("status", "status", drop=1),
         TableColumn("step\n[s]", "step_s", ".4g"),
         *review,
         TableColumn("tokens\nper s", "tokens_per_s", ",.0f"),
         TableColumn("peak\n[GiB]", "peak_gib", ".2f"),
-        TableColumn("recur-\nrence", "recurrence", ".0%"),
-        TableColumn("para-\nmeters", "parameters", ",d", drop=3),
-        TableColumn("GFLOP\na token", "gflops_per_token", ".3g", drop=2),
-        TableColumn("MFU", "mfu", ".0%", drop=1),
-        TableColumn("note", "note", drop=4, enough=40),
+        TableColumn("recur-\nrence", "recurrence", ".0%", drop=2),
+        TableColumn("para-\nmeters", "parameters", ",d", drop=5),
+        TableColumn("GFLOP\na token", "gflops_per_token", ".3g", drop=4),
+        TableColumn("MFU", "mfu", ".0%", drop=3),
+        TableColumn("note", "note", drop=1, enough=40),
     ]
 
 

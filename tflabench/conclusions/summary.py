@@ -106,13 +106,15 @@ def ending(
         left: points that it had no time for.
         before: the rows that its points had, by point.
     """
-    groups = contests(rows)
+    groups = contests([row for row in rows if row.closed or not left])
     shown = groups if full else groups[-MOST_PROBLEMS:]
     failures = _failures(rows)
     listed = failures if full else failures[:MOST_FAILURES]
-    ok = sum(row.status == "ok" for row in rows)
-    counts = Counter(row.status for row in rows)
+    over = [row for row in rows if row.closed] if left else list(rows)
+    ok, provisional = sum(row.status == "ok" for row in over), len(rows) - len(over)
+    counts = Counter(row.status for row in over)
     remaining = f", {left} left: the same command measures them" if left else ""
+    remaining += f" ({provisional} of these have provisional rows)" if provisional else ""
     failed = ", ".join(f"{counts[status]} {status}" for status in GRAVEST if counts[status])
     parts: list[RenderableType] = []
     if shown:
@@ -120,7 +122,7 @@ def ending(
         if any(row.throttled for group in shown for row in group):
             parts.append(Text(f"{THROTTLED} the GPU held its clock back: a ratio of such a time is a bound, or none"))
         parts.append("")
-    parts.append(Text(f"{ok} of {len(rows)} points measured{remaining}{failed and f'; {failed}'}", "bold"))
+    parts.append(Text(f"{ok} of {len(over) + left} points measured{remaining}{failed and f'; {failed}'}", "bold"))
     since = changes(before, rows)
     parts += [Text(f"  {line}") for line in (*listed, *(since if full else since[-MOST_CHANGES:]), *notes(rows))]
     if folders := Counter(file.parent for file in files):
@@ -269,7 +271,8 @@ def notes(rows: Sequence[Row]) -> Iterator[str]:
         if above := [percent for row in rows if (percent := getattr(row, column) or 0.0) > 100]:
             yield (
                 f"above {roof} ({len(above)}x, up to {max(above):.0f}%): the stored ceilings are too low, as of a busy "
-                "machine (`tflabench calibrate` measures them anew), the kernel skips work, or data stayed in a cache"
+                "machine (`tflabench calibrate` measures them anew), the kernel skips work, data stayed in a cache, or "
+                "a plugin has no `cost` of its own"
             )
     if count := sum(on_datasheet(row.ceilings) for row in rows if row.ms_median is not None):
         yield f"datasheet ceilings ({count}x): no machine reaches them; `tflabench calibrate` measures this one's"

@@ -74,7 +74,7 @@ class FittedTable:
             shown.remove(last)
         yield self._table(shown)
         if missing := [column.name for n, column in enumerate(self._columns) if n not in shown and column.name]:
-            yield Text(f"No room for {', '.join(missing)}.", style="dim")
+            yield Text(f"Not shown, as the terminal is too narrow: {', '.join(missing)}.", style="dim")
 
     def _width(self, shown: Sequence[int], console: Console, options: ConsoleOptions) -> int:
         """Return how wide the table with some of its columns must be."""

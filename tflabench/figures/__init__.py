@@ -42,8 +42,8 @@ def draw_all(
         highlight: patterns of the implementations to highlight and name, at most seven; empty for each figure's choice.
 
     Raises:
-        InputError: no results folder, no rows, an unknown figure or format, no implementation to highlight, or a folder
-            that cannot be written.
+        InputError: no results folder, no rows, an unknown figure or format, rows that make none of these figures, no
+            implementation to highlight, or a folder that cannot be written.
     """
     directory = Path(directory)
     check_formats(formats)
@@ -56,6 +56,11 @@ def draw_all(
     for results in folders:
         folder = Path(out) / results.folder.relative_to(directory) if out else results.folder / "figures"
         written += write_figures(figures(Source.of(results, highlight), what), folder, formats)
+    if not written:
+        raise InputError(
+            f"no figure of {' and '.join(what)} in {directory}: its rows have one chunk size and one strength of "
+            "gates; `--what runtime` draws them"
+        )
     return written
 
 

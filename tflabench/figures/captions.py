@@ -15,7 +15,7 @@ from tflabench.figures.quantities import Rows, days, plain
 from tflabench.problem import DRAWN_GATES
 
 NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e[+-]\d+)?")
-LONGEST = 110  # letters of a reason
+LONGEST = 200  # letters of a reason
 USUAL = DRAWN_GATES["normal"]  # which no caption mentions
 
 

@@ -34,6 +34,7 @@ from tflabench.implementations.registry import operation
 from tflabench.problem import PASS_TITLES
 
 BACKGROUND = Ink(GREY)
+POINT = Ink(GREY, "circle")  # of the background
 TICKS = 4  # below a panel of half the width
 LETTER = 0.027  # of the width of bars, at most
 Columns = dict[str, Any]  # of the rows of one implementation: arrays
@@ -216,13 +217,19 @@ def _band(chart: Chart, x: SweptAxis, line: Columns) -> list[Band]:
 
 
 def _crosses(chart: Chart, x: SweptAxis, columns: dict[str, Columns]) -> list[Cross]:
-    """Return a cross for each point of a highlighted implementation that was asked for and not measured."""
+    """Return a cross for each point of a highlighted implementation that was asked for and not measured.
+
+    Where none of its points was, the first cross has its name.
+    """
     crosses: list[Cross] = []
+    named: set[str] = set()
     for name in filter(columns.__contains__, chart.names):
         failed = kept(columns[name], columns[name]["known"] & ~columns[name]["timed"])
         for place, index in zip(x.position(failed[chart.part.axis]), failed["index"], strict=True):
             level = sum(cross.x == place for cross in crosses)
-            crosses.append(Cross(float(place), chart.looks[name].ink, int(index), level))
+            label = "" if columns[name]["timed"].any() or name in named else chart.looks[name].title
+            named.add(name)
+            crosses.append(Cross(float(place), chart.looks[name].ink, int(index), level, label))
     return crosses
 
 
@@ -266,8 +273,9 @@ def keys(chart: Chart, panels: Sequence[Panel]) -> tuple[Key, ...]:
         if any(isinstance(item, Bars) for item in items):
             label, ink = "bounds of each", BACKGROUND
         entries.append(Key(label, ink, "area"))
-    if any(isinstance(item, Curve) and item.role == "context" for item in items):
-        entries.append(Key("others", BACKGROUND))
+    if context := [item for item in items if isinstance(item, Curve) and item.role == "context"]:
+        lone = all(item.lone for item in context)
+        entries.append(Key("others", POINT, "points") if lone else Key("others", BACKGROUND))
     hollow = any(isinstance(item, Curve) and any(item.hollow) for item in items)
     if hollow and (why := flags(rows[rows["implementation"].isin(chart.names)], chart.quantity)):
         entries.append(Key(" or ".join(why), Ink(DARK_GREY, "circle"), "hollow"))
@@ -291,7 +299,8 @@ def notes(chart: Chart, source: Source, panels: Sequence[Panel], single: bool = 
     if grey := [legend_name(chart.looks[n], n, rows) for n in chart.looks if n in names and n not in chart.names]:
         yield f"Grey: {'; '.join(grey)}. --highlight NAMES names others."
     shown = owners(chart.looks[name] for name in chart.names)
-    yield f"Colours: {', '.join(f'{of_owner.name} {of_owner.colour}' for of_owner in shown)}."
+    if shown:
+        yield f"Colours: {', '.join(f'{of_owner.name} {of_owner.colour}' for of_owner in shown)}."
     if chart.quantity.spread and not single:
         yield "Whiskers: 20th to 80th percentile of the samples."
     if chart.leader and _has_bounds(panels):

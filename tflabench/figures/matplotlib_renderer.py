@@ -234,6 +234,8 @@ def _names_beside(ax: Axes, panel: Panel) -> None:
                 (end, item.label, _sample(item.ink, "points" if item.lone or not item.joined else "line"))
                 for end in ends
             ]
+        elif isinstance(item, Cross) and item.label:
+            names.append((math.inf, item.label, _sample(item.ink, "cross")))
         elif isinstance(item, Rule) and item.side == "y" and item.label:
             names.append((item.value, item.label, _sample(item.ink)))
     if names:

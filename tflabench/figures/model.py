@@ -102,12 +102,14 @@ class Cross:
     Attributes:
         row: its index.
         level: how many stand above it.
+        label: what the legend calls it; "" where a curve has the name.
     """
 
     x: float
     ink: Ink
     row: int
     level: int = 0
+    label: str = ""
 
 
 @dataclass(frozen=True)
@@ -172,7 +174,7 @@ class Key:
 
     label: str
     ink: Ink
-    kind: Literal["line", "area", "hollow", "cross"] = "line"
+    kind: Literal["line", "points", "area", "hollow", "cross"] = "line"
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,7 @@ GREY = "#404040"
 FUSED = Ink(BLACK, dash="dot")
 FUSED_ON = ("H100", "H200")
 LEAST = Ink(GREY, "circle")
+MISSING = "The rows to be laid over hold none of these kernels, gate and pass."
 MEASURED = Key("measured", Ink(GREY, "square"))
 RATES = "Measured rates: modelled FLOPs over measured time."
 BACKWARD = "The paper counts forward passes. The backward is derived from its section B.3 (tflabench.theory.cost)."
@@ -155,7 +156,7 @@ class MeasuredSweep:
     def origin(self) -> list[str]:
         """Return where the rows come from, or that there are none, as lines of a caption."""
         if self.rows is None:
-            return ["The rows to be laid over hold none of these kernels, gate and pass."] if self.given else []
+            return [MISSING] if self.given else []
         return [f"Measured on {self.rows['device'].iloc[0]}, {days(self.rows)}."]
 
 

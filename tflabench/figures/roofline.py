@@ -12,10 +12,10 @@ import numpy as np
 
 from tflabench.figures.axes import held, logarithmic
 from tflabench.figures.captions import caption, provenance
-from tflabench.figures.curves import BACKGROUND
+from tflabench.figures.curves import POINT
 from tflabench.figures.highlights import chosen, device_name
 from tflabench.figures.looks import BLACK, GREEN, MARKERS, ORANGE, PURPLE, SKY, Look
-from tflabench.figures.model import AxisName, Curve, Figure, Ink, Panel, Rule
+from tflabench.figures.model import AxisName, Curve, Figure, Ink, Key, Panel, Rule
 from tflabench.figures.quantities import RUNTIME, Rows, by_pass
 from tflabench.figures.source import Source
 from tflabench.problem import PASS_TITLES, Problem, dtype_bytes
@@ -64,7 +64,10 @@ def draw(stem: str, source: Source, rows: Rows) -> Figure:
         title=f"Roofline, {device_name(rows)}",
         setting=caption(rows),
         panels=tuple(panels),
-        caption=tuple(_notes(rows, ceilings, source)),
+        keys=(Key("others", POINT, "points"),)
+        if any(curve.role == "context" for curve in chain(*points.values()))
+        else (),
+        caption=tuple(_notes(rows, ceilings, source, names)),
         rows=rows,
         height=1.7,
     )
@@ -157,7 +160,7 @@ def _points(rows: Rows, source: Source, names: Sequence[str], size: float) -> It
         if name in points:
             group = points[name]
             look = source.looks[name]
-            ink = inks.get(name, Ink(BACKGROUND.colour, "circle"))
+            ink = inks.get(name, POINT)
             label, role = (look.title, "highlight") if name in names else ("", "context")
             x, y = group["intensity"].to_numpy(float), group["rate"].to_numpy(float) / size
             yield Curve(label, x, y, ink, role, joined=False, rows=[int(n) for n in group.index], name=name)
@@ -178,7 +181,11 @@ def inks_of_points(names: Sequence[str], looks: Mapping[str, Look]) -> dict[str,
     return inks
 
 
-def _notes(rows: Rows, ceilings: Ceilings | None, source: Source) -> Iterator[str]:
+def _notes(rows: Rows, ceilings: Ceilings | None, source: Source, names: Sequence[str]) -> Iterator[str]:
+    done = set(rows["implementation"])
+    yield f"Highlighted: {'; '.join(source.looks[name].title for name in names) or 'nothing'}."
+    if grey := [look.title for name, look in source.looks.items() if name in done and name not in names]:
+        yield f"Grey: {'; '.join(grey)}. --highlight NAMES names others."
     if ceilings:
         yield (
             f"Roof, {ceilings.provenance}: {rate(ceilings.flops_per_s)}, {ceilings.bytes_per_s / 1e9:,.4g} GB/s; "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tflabench.problem import DRAWN_GATES
 from tflabench.rows.schema import Row
 
 THROTTLED = "†"  # after a number; every page and table that has it says what it means
@@ -13,9 +14,10 @@ def label(row: Row) -> str:
 
 
 def size(row: Row) -> str:
-    """Return the size of a row's problem in words."""
+    """Return the size of a row's problem in words, with its gates where these are not usual."""
     ranks = "" if row.ranks is None else f" on {row.ranks} devices"
-    return f"B={row.batch} T={row.seq_len} heads {heads(row)}{ranks}"
+    gates = "" if row.gates in (None, DRAWN_GATES["normal"]) else f" {row.gates} gates"
+    return f"B={row.batch} T={row.seq_len} heads {heads(row)}{ranks}{gates}"
 
 
 def heads(row: Row) -> str:

@@ -159,7 +159,11 @@ def find(name: str) -> Gpu:
             return read_gpu(tomllib.loads(Path(name).read_text(encoding="utf-8")), name)
         except OSError as error:
             raise InputError(f"GPU {name} cannot be read ({error.strerror}): name a TOML file") from None
-        except ValueError as error:  # of TOML, of its encoding, and InputError
+        except UnicodeDecodeError:
+            raise InputError(f"GPU {name} is no text in UTF-8: name a TOML file") from None
+        except tomllib.TOMLDecodeError as error:
+            raise InputError(f"GPU {name} is no TOML: {error}") from None
+        except ValueError as error:  # among them InputError
             raise InputError(f"GPU {name}: {error}") from None
     gpus = {_plain(n): gpu for gpu in KNOWN for n in (gpu.name, *gpu.aliases)}
     if _plain(name).startswith("paper"):

@@ -115,7 +115,11 @@ def _of_file(path: Path) -> Preset:
         return _of_shapes(path.stem, text) if path.suffix == ".csv" else _preset(path.stem, tomllib.loads(text))
     except OSError as error:
         raise InputError(f"preset {path} cannot be read ({error.strerror}): name a TOML or CSV file") from None
-    except (ValueError, csv.Error) as error:  # of TOML, of its encoding, and InputError
+    except UnicodeDecodeError:
+        raise InputError(f"preset {path} is no text in UTF-8: name a TOML or CSV file") from None
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"preset {path} is no TOML: {error}") from None
+    except (ValueError, csv.Error) as error:  # among them InputError
         raise InputError(f"preset {path}: {error}") from None
 
 
