@@ -89,9 +89,10 @@ def test_wrong_results_that_were_timed_are_hollow_and_those_that_were_not_are_cr
 
 
 def test_who_has_only_crosses_in_a_panel_is_named_by_the_first():
-    sizes = [{"seq_len": T, "batch": 65536 // T} for T in (4096, 8192)]
-    rows = [row("mamba2", **size) for size in sizes]
-    rows += [row("mamba2", ms_median=None, status="oom", **size, **{"pass": "fwbw"}) for size in sizes]
+    rows = []
+    for T in (4096, 8192):
+        timed = row("mamba2", seq_len=T, batch=65536 // T)
+        rows += [timed, timed.model_copy(update={"pass_": "fwbw", "ms_median": None, "status": "oom"})]
     figure = made([*rows, *lengths(("tfla_sig_xl",), ("fw", "fwbw"))], ["runtime"], highlight=["mamba2"])
     crosses = items(figure["runtime-seq_len"].panels[1], Cross)
     assert [cross.label for cross in crosses] == [looks.looks(figure["runtime-seq_len"].rows)["mamba2"].title, ""]
