@@ -121,8 +121,9 @@ def _chosen(file: str, devices: Devices, models: Sequence[str] | None, kernels: 
         kernels_there = ", ".join(dict.fromkeys(owner for _, owner in named))
         raise InputError(f"--kernels is {kernels}: {', '.join(models or ['these models'])} run on {kernels_there}")
     if not names:
-        others = ", ".join(dict.fromkeys(model for model, _ in there)) or "none"
-        raise InputError(f"preset {Path(file).stem} has no {', '.join(models or [])} on {kind}; it has {others} there")
+        named_there = ", ".join(dict.fromkeys(model for model, _ in there)) or "none"
+        missing = ", ".join(models or ["model"])
+        raise InputError(f"preset {Path(file).stem} has no {missing} on {kind}; it has {named_there} there")
     return names
 
 
