@@ -48,7 +48,6 @@ def theory(
     drawn = [paper.FIGURES[name](gate, pass_, rows) for name in names for gate in gates for pass_ in passes]
     if rows is not None and not any(paper.MISSING in figure.caption or figure.rows is not None for figure in drawn):
         raise InputError(f"--overlay {overlay}: figures {', '.join(names)} take no rows; 17, 19, 20 and 22 do")
-    for figure in drawn:
-        if paper.MISSING in figure.caption:
-            stderr().print(f"{figure.stem}: {paper.MISSING}")
+    if without := [figure.stem for figure in drawn if paper.MISSING in figure.caption]:
+        stderr().print(f"{', '.join(without)}: {paper.MISSING}")
     print_figures(write_figures(drawn, out, formats))

@@ -106,11 +106,11 @@ def ending(
         left: points that it had no time for.
         before: the rows that its points had, by point.
     """
-    groups = contests([row for row in rows if row.closed or not left])
+    over = [row for row in rows if row.closed or not left]
+    groups = contests(over)
     shown = groups if full else groups[-MOST_PROBLEMS:]
-    failures = _failures(rows)
+    failures = _failures(over)
     listed = failures if full else failures[:MOST_FAILURES]
-    over = [row for row in rows if row.closed] if left else list(rows)
     ok, provisional = sum(row.status == "ok" for row in over), len(rows) - len(over)
     counts = Counter(row.status for row in over)
     remaining = f", {left} left: the same command measures them" if left else ""

@@ -58,8 +58,8 @@ def draw_all(
         written += write_figures(figures(Source.of(results, highlight), what), folder, formats)
     if not written:
         raise InputError(
-            f"no figure of {' and '.join(what)} in {directory}: its rows have one chunk size and one strength of "
-            "gates; `--what runtime` draws them"
+            f"no figure of {' and '.join(what)} in {directory}: chunk needs rows of several chunk sizes, gates of "
+            "several strengths; `--what runtime` draws these"
         )
     return written
 

@@ -182,9 +182,9 @@ def inks_of_points(names: Sequence[str], looks: Mapping[str, Look]) -> dict[str,
 
 
 def _notes(rows: Rows, ceilings: Ceilings | None, source: Source, names: Sequence[str]) -> Iterator[str]:
-    done = set(rows["implementation"])
+    present = set(rows["implementation"])
     yield f"Highlighted: {'; '.join(source.looks[name].title for name in names) or 'nothing'}."
-    if grey := [look.title for name, look in source.looks.items() if name in done and name not in names]:
+    if grey := [look.title for name, look in source.looks.items() if name in present and name not in names]:
         yield f"Grey: {'; '.join(grey)}. --highlight NAMES names others."
     if ceilings:
         yield (

@@ -63,8 +63,9 @@ def select_points(
                 point = Point(impl, problem, group.comparison)
                 points[point.id] = min(points.get(point.id, (stage, point)), (stage, point), key=itemgetter(0))
     if not points:
-        for pattern in (pattern for group in groups for pattern in registry.split(group.impl)):
-            registry.select(pattern)  # which says where it matches nothing
+        for group in groups:
+            for pattern in registry.split(group.impl):
+                registry.select(pattern)  # which says where it matches nothing
         raise InputError(f"preset {preset.name} has no implementation to run on {device}: name one with --impl")
     for id_, (stage, point) in list(points.items()):
         usual = point.implementation.usual_chunk_size
