@@ -123,11 +123,11 @@ class Workers:
         clocks = {"sm_clock_mhz": 1500, "throttled": name == self.throttled, "throttle_reasons": []}
         return [(slot, {"status": "ok", "turn": turn, "digest": DIGEST, "seconds": 0.1, **clocks})]
 
-    def compiles(self, slot: str) -> bool:
+    def pausable(self, slot: str) -> bool:
         return self.slow.get(self._name(slot), 0) > 0
 
     def pause(self, slots: Any) -> None:
-        assert all(self.compiles(slot) for slot in slots)
+        assert all(self.pausable(slot) for slot in slots)
         self.paused = set(slots)
 
     def resume(self) -> None:
@@ -209,6 +209,7 @@ def run(
     protocol: Protocol = STANDARD,
     stop_at: float = inf,
     clock: Callable[[], float] = lambda: 0.0,
+    memory_bytes: int = MACHINE.memory_bytes,
     watch: Callable[[Activity], None] = lambda activity: None,
 ) -> list[Row]:
     """Every row that is told, in order."""
@@ -221,7 +222,8 @@ def run(
 
     tuning = TuningStore(tmp_path / "tuning", {"device": "some GPU"})
     rules = Rules(protocol, 60.0, 20.0, stop_at=stop_at)
-    scheduler = Scheduler("cuda", rules, workers, warm_up, tuning, on_point, ended.append, clock)  # type: ignore[arg-type]
+    told = (tuning, on_point, ended.append, clock)
+    scheduler = Scheduler("cuda", memory_bytes, rules, workers, warm_up, *told)  # type: ignore[arg-type]
     tasks = [Task(number, each) for number, each in enumerate(comparisons, 1)]
     for task in tasks:
         scheduler.admit(task)
@@ -510,11 +512,50 @@ def test_rounds_under_way_are_finished_when_the_time_is_up(tmp_path):
 
 
 def test_preparations_overlap_and_no_more_than_they_may(tmp_path, monkeypatch):
-    own = [implementation(f"p{n}", own_process=True) for n in range(6)]
+    own = [implementation(f"p{n}", own_process=True) for n in range(scheduling.AT_ONCE + 2)]
     monkeypatch.setattr(registry, "_plugged", own)
     workers = Workers()
     run([comparison(*(impl.name for impl in own))], workers, tmp_path)
     assert workers.most_at_once == scheduling.AT_ONCE
+
+
+def test_preparations_overlap_within_half_of_the_memory(tmp_path, monkeypatch):
+    """The comparison whose turn it is goes on in any case."""
+    own = [implementation(f"p{n}", own_process=True) for n in range(4)]
+    monkeypatch.setattr(registry, "_plugged", own)
+    both = [comparison("p0", "p1"), comparison("p2", "p3", seq_len=1024)]
+    most: dict[int, int] = {}
+    for gigabytes in (0, 4, 64):
+        workers = Workers()
+        rows = run(both, workers, tmp_path, memory_bytes=gigabytes << 30)
+        assert {(row.implementation, row.status) for row in rows if row.closed} == {(p.name, "ok") for p in own}
+        most[gigabytes] = workers.most_at_once
+    assert most == {0: 1, 4: 2, 64: 3}  # the very first point is prepared alone
+
+
+def test_the_next_comparison_is_prepared_beside_the_first(tmp_path, monkeypatch):
+    monkeypatch.setattr(registry, "_plugged", [implementation(n, own_process=True) for n in "pqrs"])
+    workers = Workers(slow={"q": 20})
+    run([comparison("p", "q"), comparison("r", "s", seq_len=1024)], workers, tmp_path)
+    jobs = [(name, kind) for name, kind in workers.said if kind in ("prepare", "turn")]
+    assert jobs[:4] == [(name, "prepare") for name in "pqrs"]
+    assert turns(workers) == "rs" * 3 + "pq" * 3  # q is not done before
+
+
+@pytest.mark.parametrize("waits", [12, 13])
+def test_a_turn_that_has_to_wait_is_not_lost(tmp_path, monkeypatch, waits):
+    """`a` and `b` are prepared, while `q` of the next comparison has work on the GPU that cannot be paused."""
+
+    class Busy(Workers):
+        def pausable(self, slot: str) -> bool:
+            return False
+
+    q = implementation("q", own_process=True)
+    monkeypatch.setattr(registry, "_plugged", [implementation("a"), implementation("b"), q])
+    workers = Busy(slow={"b": 4, "q": waits})
+    run([comparison("a", "b"), comparison("q", seq_len=1024)], workers, tmp_path)
+    assert workers.said.index(("q", "prepare")) < workers.said.index(("b", "turn"))
+    assert turns(workers) == "ab" * 3 + "qqq"
 
 
 def test_its_activity_is_what_is_worked_on_and_what_is_compiled(tmp_path):

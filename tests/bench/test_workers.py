@@ -6,8 +6,10 @@ import contextlib
 import gc
 import os
 import sys
+import tempfile
 import weakref
 from dataclasses import asdict
+from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from forked_workers import fork_worker
 from repository import SUPPORT
 
 from tflabench.bench.answers import changed
+from tflabench.bench.child import Child
 from tflabench.bench.protocol import SHORT
 from tflabench.bench.worker import Worker
 from tflabench.bench.workers import Workers, one_worker
@@ -166,3 +169,25 @@ def test_without_torch_says_what_to_install(monkeypatch):
     monkeypatch.setattr("tflabench.bench.workers.find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"torch, which is not installed: pip install 'tflabench\[gpu\]'"):
         one_worker("cpu").__enter__()
+
+
+def test_a_process_may_be_paused_until_it_has_made_its_first_call():
+    ours, theirs = Pipe()
+    with tempfile.TemporaryFile() as log, contextlib.closing(theirs):
+        workers = Workers(lambda slot: Child(ours, 0, log, lambda seconds: 0, lambda: None))
+        workers.send("one", {"kind": "prepare"}, timeout_s=60.0)
+        assert not workers.pausable("one")  # its id is not known
+
+        def pausable(**message: Any) -> bool:
+            theirs.send(message)
+            assert workers.wait(0.0) == []
+            return workers.pausable("one")
+
+        assert pausable(stage="starting", pid=2**22 + 1)
+        assert pausable(result={"torch": "2.13"})
+        assert pausable(stage="building")
+        assert pausable(stage="compiling and running for the first time")
+        assert not pausable(stage="verifying")
+        theirs.send({"result": {"status": "ok", "restart": False}})
+        assert workers.wait(0.0) == [("one", {"status": "ok"})]
+        assert not workers.pausable("one")

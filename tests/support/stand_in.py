@@ -44,7 +44,7 @@ class Quick:
     def ask(self, job: dict[str, Any], timeout_s: float) -> dict[str, Any]:
         return self._answer(job)
 
-    def compiles(self, slot: str) -> bool:
+    def pausable(self, slot: str) -> bool:
         return False
 
     def pause(self, slots: object) -> None: ...

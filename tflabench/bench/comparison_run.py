@@ -184,9 +184,13 @@ class ComparisonRun:
             self._open_round()
         self._due = [run for run in self._due if run.state != "over"]
         if self._due:
-            return self._due.pop(0)
+            return self._due[0]
         self.closed = True
         return None
+
+    def begin_turn(self, run: PointRun) -> None:
+        """Take note that the point whose turn it is in the rounds of all has the GPU now."""
+        self._due.remove(run)
 
     def _open_round(self) -> None:
         alive = self.alive

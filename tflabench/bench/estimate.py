@@ -17,6 +17,8 @@ from tflabench.theory.hardware import Ceilings, Gpu
 OVERHEAD_S = {"cuda": 1.5, "cpu": 0.3}
 TUNING_S = 8.0
 SLOWDOWN = {"cuda": 3.0, "cpu": 10.0}
+CONTEXT_BYTES = 600 << 20  # of GPU memory, of a process that holds no tensors
+PEAK = 2.0  # peak memory of a first call, relative to its inputs and their gradients
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,11 @@ def needed_bytes(problem: Problem) -> int:
     """Return the bytes of inputs and output, and of their gradients where the pass has any."""
     copies = 2 if problem.pass_ == "fwbw" else 1
     return copies * problem.tokens * problem.heads * 2 * (problem.d_qk + problem.d_hv) * problem.element_bytes
+
+
+def first_call_bytes(point: Point) -> int:
+    """Return about how much memory of a GPU a process takes for the first call of a point."""
+    return int(PEAK * needed_bytes(point.problem.part)) + CONTEXT_BYTES
 
 
 def estimate(point: Point, target: Target, protocol: Protocol) -> Estimate:

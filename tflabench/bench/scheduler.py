@@ -4,9 +4,10 @@ One process drives. It hands jobs to worker processes and hears which points are
 that are not timed (build, first call, check, memory) may overlap; a job that is timed (a turn, and a first call that
 tunes) has the GPU for itself. Within a comparison:
 
-1. points that are warm are prepared; while others are not, these take a brief turn each for a provisional row;
-2. where a point still compiles, the next comparisons go on meanwhile;
-3. when all are prepared, they take turns in rounds until their medians agree; then the rows are final.
+1. points that are warm are prepared, and beside them those of the next comparisons;
+2. where nothing more can be prepared yet, these take a brief turn each for a provisional row;
+3. when all are prepared, they take turns in rounds until their medians agree; then the rows are final. Nothing else
+   begins meanwhile.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from dataclasses import asdict
 from typing import Any
 
 from tflabench.bench.comparison_run import ComparisonRun, PointRun, State
+from tflabench.bench.estimate import CONTEXT_BYTES, first_call_bytes
 from tflabench.bench.events import Activity, Task, Work
 from tflabench.bench.protocol import Rules
 from tflabench.bench.tuning import TuningStore
@@ -29,7 +31,7 @@ from tflabench.selection.points import Point
 
 log = logging.getLogger("tflabench.bench")
 
-AT_ONCE = 3  # preparations that overlap
+AT_ONCE = 6  # preparations that overlap
 ACTIVE = 4  # comparisons that are begun and not closed: each keeps a process for every point of a library that tunes
 NAMES_IN_TURN = 2  # its kernels are looked at then: the first row comes sooner
 
@@ -39,6 +41,8 @@ class Scheduler:
 
     Args:
         device: "cuda" or "cpu".
+        memory_bytes: of the device. Preparations, and processes that wait for their turns, are held below half of it;
+            the warm-up has the other half.
         workers: the processes that measure.
         warm_up: makes first calls before; None where nothing is compiled, as on a CPU.
         tuning: choices of autotuners made before.
@@ -50,6 +54,7 @@ class Scheduler:
     def __init__(
         self,
         device: DeviceKind,
+        memory_bytes: int,
         rules: Rules,
         workers: Workers,
         warm_up: WarmUp | None,
@@ -58,7 +63,7 @@ class Scheduler:
         on_end: Callable[[Task], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._device, self._rules = device, rules
+        self._device, self._memory_bytes, self._rules = device, memory_bytes, rules
         self._workers, self._warm_up, self._tuning = workers, warm_up, tuning
         self._on_point, self._on_end, self._clock = on_point, on_end, clock
         self._waiting: deque[ComparisonRun] = deque()
@@ -67,7 +72,7 @@ class Scheduler:
         self._tickets: dict[int, PointRun] = {}
         self._timed_out: list[Point] = []
         self._any_row = False
-        self._short_of_memory = False  # from now on one comparison after the other
+        self._short_of_memory: ComparisonRun | None = None  # until it is closed, one comparison after the other
 
     @property
     def idle(self) -> bool:
@@ -84,7 +89,7 @@ class Scheduler:
         """Start every job that may start now; once the time is up and nothing works, leave what is not measured."""
         while True:
             at_once = 1 if self._short_of_memory else ACTIVE
-            while len(self._active) < at_once and self._waiting and self._may_begin():
+            while len(self._active) < at_once and self._waiting and not self._time_is_up():
                 self._begin(self._waiting.popleft())
             if not self._start_one():
                 break
@@ -149,10 +154,6 @@ class Scheduler:
 
     # --- Whose turn it is
 
-    def _may_begin(self) -> bool:
-        """Return whether the next comparison is due: those before it have nothing left to prepare."""
-        return not self._time_is_up() and not any(run.state == "ready" for begun in self._active for run in begun.runs)
-
     def _begin(self, begun: ComparisonRun) -> None:
         self._active.append(begun)
         for run in begun.runs:
@@ -163,17 +164,9 @@ class Scheduler:
         """Start one job; False where none can start now."""
         if any(_has_the_gpu(run) for _, run in self._working.values()):
             return False
-        # In this order, for each comparison: the first rule that applies decides whether something has started. Where
-        # none applies, the comparison still compiles, and the next one may go on.
-        rules = (
-            self._close_if_all_failed,
-            self._prepare_next,
-            self._take_brief_turn,
-            self._take_turn,
-            self._wait_for_its_points,
-        )
-        for begun in self._active[:1] if self._short_of_memory else list(self._active):
-            for rule in rules:
+        # The first rule that applies to a comparison decides whether something has started.
+        for rule in (self._close_if_all_failed, self._take_turn, self._prepare_next, self._take_brief_turn):
+            for begun in self._active[:1] if self._short_of_memory else list(self._active):
                 if (started := rule(begun)) is not None:
                     return started
         return False
@@ -184,41 +177,42 @@ class Scheduler:
         self._close(begun)
         return True
 
-    def _take_brief_turn(self, begun: ComparisonRun) -> bool | None:
-        """Time a prepared point for its provisional row while others compile."""
-        if begun.gathered:
+    def _take_turn(self, begun: ComparisonRun) -> bool | None:
+        """Go on with the rounds of all, or close the comparison where no further one is needed."""
+        if not begun.gathered:
             return None
-        first = next((run for run in begun.runs if run.state == "prepared" and not run.turns), None)
-        return first and self._sample(begun, first, brief=True)
+        if (run := begun.next_turn()) is None:
+            self._close(begun)
+            return True
+        if not self._sample(begun, run):
+            return False
+        begun.begin_turn(run)
+        return True
 
     def _prepare_next(self, begun: ComparisonRun) -> bool | None:
         """Prepare a point that is compiled; of the very first row, one of the first point's family, and no more."""
         ready = [run for run in begun.runs if run.state == "ready"]
         if not self._any_row:
-            if any(run.state == "prepared" for run in begun.runs):
+            if any(run.state == "prepared" for other in self._active for run in other.runs):
                 return None
             ready = begun.leading(ready) or ([] if self._working else begun.leading_compiling())
         if not ready or self._time_is_up():
             return None
         return self._prepare_one(begun, ready)
 
-    def _take_turn(self, begun: ComparisonRun) -> bool | None:
-        """Go on with the rounds of all, or close the comparison where no further one is needed."""
-        if not begun.gathered or any(working is begun for working, _ in self._working.values()):
+    def _take_brief_turn(self, begun: ComparisonRun) -> bool | None:
+        """Time a prepared point for its provisional row while nothing else can be done."""
+        if begun.gathered:
             return None
-        if (run := begun.next_turn()) is None:
-            self._close(begun)
-            return True
-        return self._sample(begun, run)
+        first = next((run for run in begun.runs if run.state == "prepared" and not run.turns), None)
+        return first and self._sample(begun, first, brief=True)
 
-    def _wait_for_its_points(self, begun: ComparisonRun) -> bool | None:
-        """Begin nothing of later comparisons while points of this one are prepared or timed."""
-        return False if begun.gathered or any(run.state in ("starting", "preparing") for run in begun.runs) else None
-
-    def _prepare_one(self, begun: ComparisonRun, ready: Sequence[PointRun]) -> bool:
-        at_once = AT_ONCE if self._any_row else 1  # the first row comes before anything else
+    def _prepare_one(self, begun: ComparisonRun, ready: Sequence[PointRun]) -> bool | None:
+        waits = False
         for run in ready:
-            if self._workers.busy(run.slot) or len(self._working) >= at_once:
+            if not self._may_overlap(begun, run):
+                return False
+            if self._workers.busy(run.slot):
                 continue
             if not self._workers.has(run.slot):
                 self._give(begun, run, "starting", None)
@@ -230,12 +224,24 @@ class Scheduler:
                 self._on_point(begun, run)
                 return True
             if run.alone and not self._clear_gpu(run):
+                waits = True
                 continue
             job: dict[str, Any] = {"kind": "prepare", "verify_s": self._rules.protocol.verify_s}
             job |= {"tune_s": self._rules.tune_s, "replay": run.tuned_before and run.tuned_before["choices"]}
             self._give(begun, run, "preparing", job)
             return True
-        return False
+        return False if waits else None
+
+    def _may_overlap(self, begun: ComparisonRun, run: PointRun) -> bool:
+        """Return whether a point may be prepared beside what is at work, and beside processes that wait."""
+        if begun is self._active[0] and not self._working:
+            return True
+        if len(self._working) >= (AT_ONCE if self._any_row else 1):  # the first row comes before anything else
+            return False
+        processes = sum(of.slot != SHARED and self._workers.has(of.slot) for each in self._active for of in each.runs)
+        at_work = [run, *(of for _, of in self._working.values())]
+        held = CONTEXT_BYTES * processes + sum(first_call_bytes(of.point) for of in at_work)
+        return held <= self._memory_bytes // 2
 
     def _sample(self, begun: ComparisonRun, run: PointRun, *, brief: bool = False) -> bool:
         """Start a turn; nothing else may use the GPU."""
@@ -248,9 +254,9 @@ class Scheduler:
         return True
 
     def _clear_gpu(self, run: PointRun) -> bool:
-        """Leave the GPU to a point; False where another process uses it for more than compiling, which can wait."""
+        """Leave the GPU to a point; False where another process has more to do there than can be paused."""
         others = [slot for slot in self._working if slot != run.slot]
-        if run.slot in self._working or not all(map(self._workers.compiles, others)):
+        if run.slot in self._working or not all(map(self._workers.pausable, others)):
             return False
         if run.short_of_memory and others:  # paused, they would keep theirs
             return False
@@ -311,7 +317,7 @@ class Scheduler:
             if waiting.slot != SHARED and self._workers.has(waiting.slot) and not self._workers.busy(waiting.slot)
         ]
         if idle:
-            self._short_of_memory = True
+            self._short_of_memory = begun
         later = [(other, waiting) for other, waiting in idle if other in self._active[place + 1 :]]
         self._workers.end_all(waiting.slot for _, waiting in later)
         for other, waiting in later:
@@ -327,6 +333,8 @@ class Scheduler:
     def _close(self, begun: ComparisonRun) -> None:
         begun.closed = True
         self._active.remove(begun)
+        if begun is self._short_of_memory:
+            self._short_of_memory = None
         self._end_processes(begun)
         for run in begun.runs:
             self._on_point(begun, run)

@@ -159,6 +159,7 @@ class Station(Stations):
         tuning = TuningStore(default_folder(), versions, self.rules.tuned)
         self._scheduler = Scheduler(
             self.machine.kind,
+            self.machine.memory_bytes,
             self.rules,
             self._workers,
             self._warm_up,

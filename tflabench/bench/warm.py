@@ -14,15 +14,13 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import count
 
-from tflabench.bench.estimate import needed_bytes
+from tflabench.bench.estimate import CONTEXT_BYTES, first_call_bytes
 from tflabench.bench.tuning import Config
 from tflabench.bench.warming import WarmUpGate
 from tflabench.bench.workers import Workers
 from tflabench.problem import Problem
 from tflabench.selection.points import Point
 
-CONTEXT_BYTES = 600 << 20  # of GPU memory, of a process that holds no tensors
-PEAK = 2.0  # peak memory of a first call, relative to its inputs and their gradients
 ACK_S = 0.1  # until every worker has come to the gate, or is stopped
 BREATH_S = 0.05  # so long they go on between two points that are timed ...
 BREATH_EVERY_S = 0.7  # ... where they have been paused for this long: they find more to compile then
@@ -48,11 +46,6 @@ class _Job:
     ticket: int
     point: Point
     replay: Mapping[str, Config] | None
-
-    @property
-    def bytes(self) -> int:
-        """Return about how much memory of the GPU it takes."""
-        return int(PEAK * needed_bytes(self.point.problem.part)) + CONTEXT_BYTES
 
     @cached_property
     def kernels(self) -> tuple[str, Problem]:
@@ -195,8 +188,9 @@ class WarmUp:
             alike = any(job.kernels == other.kernels for other in self._working.values())
             if alike and job.point.implementation.name not in self._compile_anew:
                 continue  # it finds in the cache what the other one compiles
-            held = sum(other.bytes for other in self._working.values()) + CONTEXT_BYTES * len(self._idle)
-            if self._working and held + job.bytes > self._budget:
+            held = sum(first_call_bytes(other.point) for other in self._working.values())
+            held += CONTEXT_BYTES * len(self._idle)
+            if self._working and held + first_call_bytes(job.point) > self._budget:
                 return  # in their order
             self._waiting.remove(job)
             self._begin(job)

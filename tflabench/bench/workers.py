@@ -25,6 +25,7 @@ from tflabench.problem import InputError
 
 WORKER = "tflabench.bench.worker"
 SHARED = "shared"  # the slot of what needs no process of its own
+BEFORE_RESULTS = ("starting", "building", "compiling")  # what a process says it does until it has made its first call
 PAUSE_S = 0.05  # until the GPU has done what a paused process had enqueued
 WAIT_S = 1.0  # between looks at the clock
 START_S = 300.0  # until a process has imported what it needs and has its device
@@ -198,9 +199,10 @@ class Workers:
             pass
         return results[0][1]
 
-    def compiles(self, slot: str) -> bool:
-        """Return whether the process of a slot may be paused: it makes its first call, in which it mostly compiles."""
-        return self.busy(slot) and self._workers[slot].stage.startswith("compiling")
+    def pausable(self, slot: str) -> bool:
+        """Return whether the process of a slot may be paused: it is not past its first call and hardly uses the GPU."""
+        worker = self._workers[slot]
+        return worker.busy and bool(worker.child.pid) and worker.stage.startswith(BEFORE_RESULTS)
 
     def ask_to_stand(self, slots: Iterable[str]) -> None:
         """Ask processes that warm up to come to their gate (see `warming.stand_when_asked`)."""
