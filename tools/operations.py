@@ -1,4 +1,4 @@
-"""README's table and figure: each operation on an H100, ours and its fastest peer. `tools/pages.py` writes them."""
+"""README's table and figure: each operation on a kind of GPU, ours and its fastest peer. `tools/pages.py` writes them."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class Rivals(NamedTuple):
 
 @dataclass(frozen=True)
 class Comparisons:
-    """Right rows of H100s by the comparison that they are of.
+    """Right rows of one kind of GPU by the comparison that they are of.
 
     Attributes:
         folder, packages: where the rows of a run lie, and the versions that it had.
@@ -106,8 +106,8 @@ class Comparisons:
 
     @classmethod
     def below(cls, results: Path) -> Comparisons:
-        """Return those of all folders of H100s."""
-        folders = find_results(results / "h100")
+        """Return those of all folders below one."""
+        folders = find_results(results)
         compared: dict[str | None, list[Row]] = defaultdict(list)
         for row in (row for results in folders for row in results.rows if row.closed and row.status == "ok"):
             compared[row.comparison_id].append(row)
@@ -175,7 +175,7 @@ def table(measured: Comparisons, subject: str, settings: Mapping[str, Setting], 
 
     Args:
         subject: what the titles of settings are.
-        results: where the folders of H100s lie, from the page that has the table.
+        results: where the folders of that GPU lie, from the page that has the table.
     """
     columns = " | ".join(("ours", "fastest peer", "ratio", "range"))
     yield f"| {subject} | heads of d_qk/d_hv, sequences x T | {columns} | + backward: {columns} |"

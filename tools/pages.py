@@ -38,9 +38,9 @@ FIG_4, EARLIER = "h100/paper-fig4", "h100/paper-fig4-earlier"  # in part, of the
 
 
 @cache
-def measured(results: Path) -> operations.Comparisons:
-    """Return what H100s have measured."""
-    return operations.Comparisons.below(results)
+def measured(results: Path, gpu: str = "h100") -> operations.Comparisons:
+    """Return what GPUs of a kind have measured."""
+    return operations.Comparisons.below(results / gpu)
 
 
 @cache
@@ -100,8 +100,17 @@ def _legend(table: Iterable[str], usual_triton: str) -> str:
 
 
 def models_table(results: Path) -> Iterator[str]:
-    """Yield the recurrences of models, ours and the fastest peer."""
+    """Yield the recurrences of models on an H100, ours and the fastest peer."""
     yield from operations.table(measured(results), "model", operations.MODELS, "../results/h100")
+
+
+def models_on_h200(results: Path) -> Iterator[str]:
+    """Yield the same on an H200, and what the marks in it mean."""
+    on_h200 = measured(results, "h200")
+    table = list(operations.table(on_h200, "model", operations.MODELS, "../results/h200"))
+    yield from table
+    if legend := _legend(table, on_h200.usual_triton):
+        yield from ("", wrapped(legend))
 
 
 def _remark(row: Row) -> str:
@@ -272,7 +281,7 @@ def model_errors(_: Path) -> Iterator[str]:
 BLOCKS = {
     function.__name__: function
     for function in (
-        readme_table, models_table, sources, occasions, gpus, host_times, gla_published, of_bound,
+        readme_table, models_table, models_on_h200, sources, occasions, gpus, host_times, gla_published, of_bound,
         best_chunk, model_errors,
     )
 }  # fmt: skip
