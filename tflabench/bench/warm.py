@@ -49,8 +49,8 @@ class _Job:
 
     @cached_property
     def kernels(self) -> tuple[str, Problem]:
-        """Return what the kernels of both passes depend on in most libraries: no steps, sequences and heads."""
-        alike = self.point.problem.with_(batch=1, seq_len=1, heads=1, heads_qk=None, seed=0, pass_="fw")
+        """Return what the kernels of both passes depend on in most libraries: heads, but no steps and sequences."""
+        alike = self.point.problem.with_(batch=1, seq_len=1, seed=0, pass_="fw")
         return self.point.implementation.name, alike
 
 
