@@ -52,7 +52,8 @@ of the paper or another sweep. Names are those that `--impl` takes.
 - Empty: not asked for. *wrong* and the like: the rows say why. (1/4): at 1 of 4 points.
 
 Where several folders have a figure, its table is of the one with most ratios of today's kernels. It is at
-one large size with many ratios, the same on all devices where they share one. All else is in the linked rows
+one large size with many ratios, the same on all devices where they share one. Devices whose rows differ in the version
+of the [protocol](../docs/results.md#sources) or of our kernels have tables of their own. All else is in the linked rows
 and in `tflabench report results`. *Again* measures into a folder `again`.
 """
 
@@ -260,12 +261,12 @@ def _section(devices: Sequence[Sequence[HeadlineOccasion]], root: Path) -> Itera
     name = shown[0].preset
     title = load_preset(name).title if name in preset_names() else name
     columns = _columns(shown)
-    tables = _of_one_version(columns)
+    tables = _of_one_source(columns)
     names = ", ".join(dict.fromkeys(row.device for question in columns for row in question.rows[:1]))
     peers = _strongest_first(columns)
     yield from (f"## {plain(f'{title} ({names})')}", "", f"{columns[0].size}:", "")
     for part in tables:
-        yield from (f"Kernels of ours: {_versions_in_words(part)}.", "") if len(tables) > 1 else ()
+        yield from (f"{_source_in_words(part)}:", "") if len(tables) > 1 else ()
         yield from (*_table(part, peers[:MOST_PEERS]), "")
     if len(peers) > MOST_PEERS:
         yield f"- {len(peers) - MOST_PEERS} more peers: in the rows."
@@ -304,12 +305,19 @@ def _shown_versions(questions: Iterable[Question]) -> dict[tuple[str, int | None
     return kernel_versions(row for rows in best for row in rows if row)
 
 
-def _versions_in_words(questions: Iterable[Question]) -> str:
-    """Return "hopper 26, tfla 5"; "changed" in place of a number where they launch something else since."""
-    return ", ".join(
+def _protocols(questions: Iterable[Question]) -> set[int]:
+    return {row.protocol_version for question in questions for row in question.rows}
+
+
+def _source_in_words(questions: Sequence[Question]) -> str:
+    """Return "H200, protocol 1, kernels of ours hopper 26 and tfla 5"; "changed" for what launches something else."""
+    devices = " and ".join(short_devices([question.rows[0].device for question in questions]).values())
+    protocols = " and ".join(map(str, sorted(_protocols(questions))))
+    kernels = " and ".join(
         f"{_family(*family)} {' and '.join(str(version or 'changed') for version in sorted(versions))}"
         for family, versions in _shown_versions(questions).items()
     )
+    return f"{devices}, protocol {protocols}, kernels of ours {kernels}"
 
 
 def _family(word: str, version: int | None) -> str:
@@ -318,8 +326,8 @@ def _family(word: str, version: int | None) -> str:
     return names[0] if len(names) == 1 else word
 
 
-def _of_one_version(columns: Sequence[Question]) -> list[list[Question]]:
-    """Return columns apart where devices have other versions of our kernels: those of a table are of the same."""
+def _of_one_source(columns: Sequence[Question]) -> list[list[Question]]:
+    """Return columns apart where devices have other versions of the protocol or of our kernels."""
     tables: list[list[Question]] = []
     for device in dict.fromkeys(question.rows[0].device for question in columns):
         part = [question for question in columns if question.rows[0].device == device]
@@ -327,7 +335,8 @@ def _of_one_version(columns: Sequence[Question]) -> list[list[Question]]:
         alike = (
             table
             for table in tables
-            if all(of_part.get(name, versions) == versions for name, versions in _shown_versions(table).items())
+            if _protocols(table) == _protocols(part)
+            and all(of_part.get(name, versions) == versions for name, versions in _shown_versions(table).items())
         )
         if table := next(alike, None):
             table += part

@@ -1,4 +1,4 @@
-"""README's table and figure: each operation on a kind of GPU, ours and its fastest peer. `tools/pages.py` writes them."""
+"""README's table and figure: each operation on a kind of GPU, ours and its fastest peer, for `tools/pages.py`."""
 
 from __future__ import annotations
 

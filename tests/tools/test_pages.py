@@ -130,17 +130,20 @@ def test_the_page_says_that_fig_13_has_no_peer_at_its_fastest_chunk_size():
     assert "L = 256 of it alone, where [128 is faster]" in headline.HEAD
 
 
-def test_devices_with_other_versions_of_our_kernels_have_tables_of_their_own(tmp_path):
-    def heads_of(version: int) -> list[str]:
+def test_devices_with_other_versions_of_our_kernels_or_the_protocol_have_tables_of_their_own(tmp_path):
+    def heads_of(version: int, protocol: int) -> list[str]:
         measured = [at("hopper_sig", 512, 1.0, kernel_version=version), at("nxai_sig_xl", 512, 2.0)]
-        other = [each.model_copy(update=H100 | {"kernel_version": 26}) for each in measured]
+        measured = [each.model_copy(update={"protocol_version": protocol}) for each in measured]
+        other = [each.model_copy(update=H100 | {"kernel_version": 26, "protocol_version": 2}) for each in measured]
         write(tmp_path / "h100", other, run=RUN)
-        return [line for line in page(tmp_path, measured).splitlines() if line.startswith(("|peer", "Kernels"))]
+        return [line for line in page(tmp_path, measured).splitlines() if line.startswith(("|peer", "H100,", "H200,"))]
 
-    assert len(heads_of(26)) == 1
-    words, first, more_words, second = heads_of(25)
-    assert {words, more_words} == {"Kernels of ours: hopper 25.", "Kernels of ours: hopper 26."}
-    assert {"H100" in first, "H200" in first} == {"H100" in second, "H200" in second} == {True, False}
+    assert len(heads_of(26, 2)) == 1
+    for version, protocol in ((25, 2), (26, 1)):
+        lines = heads_of(version, protocol)
+        assert f"H200, protocol {protocol}, kernels of ours hopper {version}:" in lines
+        assert "H100, protocol 2, kernels of ours hopper 26:" in lines
+        assert sum("forward" in line and "H100" in line and "H200" in line for line in lines) == 0
 
 
 def compared(name: str, ours: float, peer: dict[int, float], triton: str = "3.6.0", **of_peer) -> list[Row]:
