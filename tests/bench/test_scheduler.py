@@ -533,6 +533,16 @@ def test_preparations_overlap_within_half_of_the_memory(tmp_path, monkeypatch):
     assert most == {0: 1, 4: 2, 64: 3}  # the very first point is prepared alone
 
 
+def test_without_memory_for_the_next_comparison_provisional_rows_come_all_the_same(tmp_path, known, monkeypatch):
+    """`a` compiles long. `b` and `d` are prepared; there is no room for `c`."""
+    monkeypatch.setattr(registry, "_plugged", [*known.values(), implementation("d")])
+    workers = Workers()
+    both = [comparison("b", "d", "a"), comparison("c", seq_len=1024)]
+    run(both, workers, tmp_path, WarmUp({"a": 12}), memory_bytes=0)
+    said = workers.said
+    assert said.index(("d", "look")) < said.index(("a", "prepare")) < said.index(("c", "prepare"))
+
+
 def test_the_next_comparison_is_prepared_beside_the_first(tmp_path, monkeypatch):
     monkeypatch.setattr(registry, "_plugged", [implementation(n, own_process=True) for n in "pqrs"])
     workers = Workers(slow={"q": 20})

@@ -211,7 +211,7 @@ class Scheduler:
         waits = False
         for run in ready:
             if not self._may_overlap(begun, run):
-                return False
+                return False if self._working else None
             if self._workers.busy(run.slot):
                 continue
             if not self._workers.has(run.slot):
