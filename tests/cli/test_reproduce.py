@@ -110,6 +110,17 @@ def test_rows_come_from_the_folder_that_answers_most_points(tmp_path):
     assert found.folder == tmp_path / "h200" / "paper-fig4"
 
 
+def test_rows_of_todays_kernels_come_first(tmp_path):
+    points = reproduce.points_of(reproduce.find("fig4"), ["tfla_sig_xl"])
+    older = Store(tmp_path / "h200" / "paper-fig4", H200)
+    for each in points:
+        older.append(row(each).model_copy(update={"kernel_version": 0}))
+    store(tmp_path / "h100" / "paper-fig4", points[:2])
+    found = reproduce.stored(points, tmp_path, "paper-fig4")
+    assert found
+    assert found.folder == tmp_path / "h100" / "paper-fig4"
+
+
 def test_a_part_of_a_figure_has_points_of_the_figure_only():
     figure = reproduce.find("fig12")
     whole = reproduce.points_of(figure)

@@ -15,7 +15,7 @@ from pathlib import Path
 from tflabench.figures import curves, paper
 from tflabench.figures.model import Figure
 from tflabench.figures.source import Source
-from tflabench.implementations.registry import nearest, split
+from tflabench.implementations.registry import is_current, nearest, split
 from tflabench.problem import InputError
 from tflabench.rows.load import Results, read_results, results_folders
 from tflabench.selection.axes import Values
@@ -62,15 +62,17 @@ def points_of(
 def stored(points: Sequence[Point], root: Path, name: str) -> Results | None:
     """Return the results folder below `root` that has most of these points measured; None where none has any.
 
-    Folders called `name`, that of their sweep, come first: another's may share points. One folder, not several: ratios
-    count within what was measured together. It is cut down to these points.
+    Points of older kernels of ours count where no folder has others. Folders called `name`, that of their sweep, come
+    first: another's may share points. One folder, not several: ratios count within what was measured together. It is
+    cut down to these points.
     """
     ids = {point.id for point in points}
-    best, most = None, (False, 0)
+    best, most = None, (False, 0, 0)
     for results in map(read_results, results_folders(root)):
         rows = tuple(row for row in results.rows if row.point in ids)
-        measured = sum(row.status == "ok" for row in rows)
-        if measured and (rank := (results.folder.name == name, measured)) > most:
+        measured = [row for row in rows if row.status == "ok"]
+        current = sum(is_current(row.implementation, row.kernel_version) for row in measured)
+        if measured and (rank := (results.folder.name == name, current, len(measured))) > most:
             best, most = Results(results.folder, rows, results.runs), rank
     return best
 
