@@ -123,12 +123,16 @@ def test_several_folders_are_one_page(tmp_path):
     assert machine["folders"] == ["fig4", "fig5"]
 
 
-def test_the_page_opens_with_most_rows_of_closed_comparisons(tmp_path):
+def test_the_page_opens_with_most_rows_of_todays_kernels_in_closed_comparisons(tmp_path):
     write(tmp_path / "apart", [one.model_copy(update={"comparison_id": None}) for one in [*sweep(), sdpa(9.0, 32768)]])
     h100 = [one.model_copy(update={"device": "NVIDIA H100 80GB HBM3"}) for one in sweep()]
     write(tmp_path / "beside", h100, run=RUN | {"device": "NVIDIA H100 80GB HBM3"})
     payload = page_of(tmp_path).payload
     assert list(dict.fromkeys(chart["results"] for chart in payload["charts"])) == ["beside", "apart"]
+    write(tmp_path / "beside", [one.model_copy(update={"kernel_version": 0}) for one in h100], run=RUN)
+    write(tmp_path / "fewer", sweep()[1:], run=RUN)
+    payload = page_of(tmp_path).payload
+    assert list(dict.fromkeys(chart["results"] for chart in payload["charts"])) == ["fewer", "beside", "apart"]
 
 
 # --- bad input

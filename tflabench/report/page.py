@@ -23,6 +23,7 @@ from tflabench.figures.highlights import SYMBOLS, device_name, finding, title
 from tflabench.figures.model import Panel
 from tflabench.figures.quantities import MEMORY, RUNTIME, WARY, by_pass
 from tflabench.figures.source import Source
+from tflabench.implementations.registry import is_current
 from tflabench.problem import PASS_TITLES, InputError
 from tflabench.report import details
 from tflabench.rows.load import Results, find_results
@@ -113,10 +114,13 @@ def _payload(directory: Path, named: Mapping[str, Results], source: Source) -> d
 def charts(source: Source) -> Iterator[dict[str, Any]]:
     """Yield every chart: what selects it (SELECTORS), its title, its setting and its plot.
 
-    Folders with most rows of closed comparisons come first, then those with most rows.
+    Folders with most rows of today's kernels in closed comparisons come first, then those with most rows.
     """
     rows = source.rows
-    folders = rows.assign(compared=rows["comparison_id"].notna() & rows["closed"]).groupby("folder")["compared"]
+    pairs = zip(rows["implementation"], rows["kernel_version"], strict=True)
+    current = rows.assign(current=[is_current(*pair) for pair in pairs])["current"]
+    compared = rows["comparison_id"].notna() & rows["closed"] & current
+    folders = rows.assign(compared=compared).groupby("folder")["compared"]
     ordered = rows.assign(compared=-folders.transform("sum"), size=-folders.transform("size"))
     ordered = ordered.sort_values(["compared", "size", "folder"], kind="stable")
     for key, rows in ordered.groupby(list(SHARED), sort=False):
