@@ -511,6 +511,17 @@ def test_rounds_under_way_are_finished_when_the_time_is_up(tmp_path):
     assert {(row.implementation, row.seq_len) for row in rows if row.closed} == {("a", 512), ("b", 512)}
 
 
+def test_when_the_time_is_up_one_comparison_more_has_its_rounds(tmp_path, monkeypatch):
+    """All of both are prepared by then."""
+    monkeypatch.setattr(registry, "_plugged", [implementation(n, own_process=True) for n in "pqrs"])
+    workers = Workers(slow={"q": 12, "s": 12})
+    late = lambda: float(("s", "prepare") in workers.said)  # noqa: E731
+    both = [comparison("p", "q"), comparison("r", "s", seq_len=1024)]
+    rows = run(both, workers, tmp_path, stop_at=1.0, clock=late)
+    assert turns(workers) == "pq" * 3
+    assert {(row.implementation, row.seq_len) for row in rows if row.closed} == {("p", 512), ("q", 512)}
+
+
 def test_preparations_overlap_and_no_more_than_they_may(tmp_path, monkeypatch):
     own = [implementation(f"p{n}", own_process=True) for n in range(scheduling.AT_ONCE + 2)]
     monkeypatch.setattr(registry, "_plugged", own)

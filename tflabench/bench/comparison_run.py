@@ -130,6 +130,7 @@ class ComparisonRun:
     Attributes:
         id: of this occasion.
         closed: whether it has ended as intended.
+        in_rounds: whether the rounds of all have begun.
     """
 
     task: Task
@@ -137,8 +138,8 @@ class ComparisonRun:
     protocol: Protocol
     id: str = field(default_factory=lambda: uuid4().hex[:12])
     closed: bool = False
+    in_rounds: bool = False
     _due: list[PointRun] = field(default_factory=list[PointRun])
-    _in_rounds: bool = False
 
     @property
     def alive(self) -> list[PointRun]:
@@ -165,7 +166,7 @@ class ComparisonRun:
         """Begin a point anew; rounds that have begun start over for all."""
         run.begin_rounds()
         run.state = "ready"
-        self._due, self._in_rounds = [], False
+        self._due, self.in_rounds = [], False
 
     def noisy(self, run: PointRun) -> bool | None:
         """Return whether a point is noisy; None while the comparison is open."""
@@ -194,8 +195,8 @@ class ComparisonRun:
 
     def _open_round(self) -> None:
         alive = self.alive
-        if not self._in_rounds:
-            self._in_rounds = True
+        if not self.in_rounds:
+            self.in_rounds = True
             for run in alive:
                 run.begin_rounds()
         for run in alive:  # no ratio uses a throttled time, however well it is known

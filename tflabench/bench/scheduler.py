@@ -72,6 +72,7 @@ class Scheduler:
         self._tickets: dict[int, PointRun] = {}
         self._timed_out: list[Point] = []
         self._any_row = False
+        self._last_has_begun = False  # the only comparison that goes into its rounds when the time is up
         self._short_of_memory: ComparisonRun | None = None  # until it is closed, one comparison after the other
 
     @property
@@ -86,7 +87,10 @@ class Scheduler:
         return Activity(tuple(works), self._warm_up.at_work if self._warm_up else ())
 
     def advance(self) -> None:
-        """Start every job that may start now; once the time is up and nothing works, leave what is not measured."""
+        """Start every job that may start now; once the time is up and nothing works, leave what is not measured.
+
+        Rounds under way go on to their end then, and of comparisons that are prepared one more has its rounds.
+        """
         while True:
             at_once = 1 if self._short_of_memory else ACTIVE
             while len(self._active) < at_once and self._waiting and not self._time_is_up():
@@ -181,6 +185,10 @@ class Scheduler:
         """Go on with the rounds of all, or close the comparison where no further one is needed."""
         if not begun.gathered:
             return None
+        if self._time_is_up() and not begun.in_rounds:
+            if self._last_has_begun:
+                return None
+            self._last_has_begun = True
         if (run := begun.next_turn()) is None:
             self._close(begun)
             return True
