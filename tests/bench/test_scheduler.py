@@ -589,16 +589,21 @@ def test_its_activity_is_what_is_worked_on_and_what_is_compiled(tmp_path):
 
 
 def test_what_is_warmed_up_leaves_the_gpu_to_what_is_timed_and_only_to_that(tmp_path):
+    """A tuner is timed in its first call, and not while its results are checked."""
     warm_up = WarmUp({"a": 12})
-    gpu: list[tuple[bool, bool]] = []
+    workers = Workers(slow={"c": 3})
+    gpu: list[tuple[str, bool, bool]] = []
 
     def watch(activity: Activity) -> None:
-        timed = any(work.doing in ("timing", "tuning") for work in activity.working)
-        gpu.append((timed, warm_up.paused))
+        (doing,) = {work.doing for work in activity.working} & {"timing", "tuning"} or {""}
+        timed = doing == "timing" or (doing == "tuning" and workers.slow["c"] > 0)
+        gpu.append((doing, timed, warm_up.paused))
 
-    run([comparison("a", "b", "c"), comparison("b", seq_len=1024)], Workers(), tmp_path, warm_up, watch=watch)
-    assert {timed for timed, _ in gpu} == {True, False}
-    assert all(timed == paused for timed, paused in gpu)
+    run([comparison("a", "b", "c"), comparison("b", seq_len=1024)], workers, tmp_path, warm_up, watch=watch)
+    assert {(doing, timed) for doing, timed, _ in gpu} == {
+        ("timing", True), ("tuning", True), ("tuning", False), ("", False)
+    }  # fmt: skip
+    assert all(timed == paused for _, timed, paused in gpu)
     assert warm_up.gave_way == 0
 
 

@@ -25,7 +25,7 @@ class PointRun:
 
     Attributes:
         slot: names the process that it runs in.
-        alone: whether nothing else may use the GPU while it is prepared: it tunes, or memory was too small for two.
+        alone: whether nothing else may use the GPU in its first call: it tunes, or memory was too small for two.
         tuned_before: what its autotuners chose before, as the column `tuned`; None where that is not known.
         state: "over" is where it has failed; a point that runs is "prepared" between its turns.
         columns: what its preparation, or its failure, says of its row.

@@ -97,8 +97,10 @@ class Scheduler:
                 self._begin(self._waiting.popleft())
             if not self._start_one():
                 break
-        if self._warm_up and not any(_has_the_gpu(run) for _, run in self._working.values()):
-            self._warm_up.resume()
+        if not self._gpu_is_taken:
+            self._workers.resume()
+            if self._warm_up:
+                self._warm_up.resume()
         if self.idle and self._time_is_up():
             self._leave_the_rest()
 
@@ -166,7 +168,7 @@ class Scheduler:
 
     def _start_one(self) -> bool:
         """Start one job; False where none can start now."""
-        if any(_has_the_gpu(run) for _, run in self._working.values()):
+        if self._gpu_is_taken:
             return False
         # The first rule that applies to a comparison decides whether something has started.
         for rule in (self._close_if_all_failed, self._take_turn, self._prepare_next, self._take_brief_turn):
@@ -174,6 +176,16 @@ class Scheduler:
                 if (started := rule(begun)) is not None:
                     return started
         return False
+
+    @property
+    def _gpu_is_taken(self) -> bool:
+        """Return whether a point in work is timed or tuned, or needs all memory: nothing else may use the GPU then."""
+
+        def takes_it(run: PointRun) -> bool:
+            alone = run.alone and (run.short_of_memory or self._workers.pausable(run.slot))
+            return run.state == "sampling" or (run.state == "preparing" and alone)
+
+        return any(takes_it(run) for _, run in self._working.values())
 
     def _close_if_all_failed(self, begun: ComparisonRun) -> bool | None:
         if begun.alive:
@@ -288,8 +300,6 @@ class Scheduler:
 
     def _received(self, slot: str, result: dict[str, Any]) -> None:
         begun, run = self._working.pop(slot)
-        if _has_the_gpu(run):
-            self._workers.resume()
         log.debug("%s of %s is over: %s", run.state, run.point.id, result.get("seconds", result["status"]))
         if run.state == "starting" and result["status"] == "ok":
             run.state = "ready"
@@ -352,11 +362,6 @@ class Scheduler:
         for run in begun.runs:
             if run.slot != SHARED:
                 self._workers.end(run.slot)
-
-
-def _has_the_gpu(run: PointRun) -> bool:
-    """Return whether the point in work is being timed, so that nothing else may use the GPU."""
-    return run.state == "sampling" or (run.alone and run.state == "preparing")
 
 
 def asks_no_less(point: Point, of: Point) -> bool:
