@@ -54,7 +54,8 @@ of the paper or another sweep. Names are those that `--impl` takes.
 Where several folders have a figure, its table is of the one with most ratios of today's kernels. It is at
 one large size with many ratios, the same on all devices where they share one. Devices whose rows differ in the version
 of the [protocol](../docs/results.md#sources) or of our kernels have tables of their own. All else is in the linked rows
-and in `tflabench report results`. *Again* measures into a folder `again`.
+and in `tflabench report results`. *Again* measures into a folder `again`. Gated DeltaNet, KDA and others at the shapes
+of models have [tables of their own](../docs/results.md#models).
 """
 
 
