@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import csv
 import difflib
+import tomllib
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Literal, TypeVar
 
@@ -24,6 +27,26 @@ DRAWN_GATES = {"normal": "usual", "standard": "medium"}  # where none are asked 
 
 class InputError(ValueError):
     """A mistake of the user, or a wish that cannot be met; one line that also says what would be right."""
+
+
+@contextmanager
+def reading(file: str, kind: str) -> Iterator[None]:
+    """Raise an InputError that names the file where one cannot be read, or is not what it should be, within the block.
+
+    Args:
+        file: what it is, and its path, such as "preset mine.toml".
+        kind: what it should be: "TOML", or "TOML or CSV".
+    """
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"{file} cannot be read ({error.strerror}): name a {kind} file") from None
+    except UnicodeDecodeError:
+        raise InputError(f"{file} is no text in UTF-8: name a {kind} file") from None
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"{file} is no TOML: {error}") from None
+    except (ValueError, csv.Error) as error:  # among them InputError
+        raise InputError(f"{file}: {error}") from None
 
 
 @dataclass(frozen=True)

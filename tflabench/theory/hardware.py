@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from platformdirs import user_cache_path
 
-from tflabench.problem import InputError
+from tflabench.problem import InputError, reading
 
 Provenance = Literal["datasheet", "paper", "given", "measured"]
 KiB = 1024
@@ -155,16 +155,8 @@ def find(name: str) -> Gpu:
         InputError: no such GPU, with the nearest names; or a file that cannot be read, or that describes none.
     """
     if name.endswith(".toml"):
-        try:
+        with reading(f"GPU {name}", "TOML"):
             return read_gpu(tomllib.loads(Path(name).read_text(encoding="utf-8")), name)
-        except OSError as error:
-            raise InputError(f"GPU {name} cannot be read ({error.strerror}): name a TOML file") from None
-        except UnicodeDecodeError:
-            raise InputError(f"GPU {name} is no text in UTF-8: name a TOML file") from None
-        except tomllib.TOMLDecodeError as error:
-            raise InputError(f"GPU {name} is no TOML: {error}") from None
-        except ValueError as error:  # among them InputError
-            raise InputError(f"GPU {name}: {error}") from None
     gpus = {_plain(n): gpu for gpu in KNOWN for n in (gpu.name, *gpu.aliases)}
     if _plain(name).startswith("paper"):
         gpus = {_plain(gpu.name): gpu for gpu in table_18()}

@@ -15,7 +15,7 @@ from pydantic.dataclasses import dataclass
 
 from tflabench.implementations import registry
 from tflabench.implementations.adapter import Family, Implementation
-from tflabench.problem import DeviceKind, InputError
+from tflabench.problem import DeviceKind, InputError, reading
 from tflabench.selection.axes import Values, overlay, parse_axes, resolve
 
 
@@ -110,17 +110,9 @@ def load_preset(name: str) -> Preset:
 
 
 def _of_file(path: Path) -> Preset:
-    try:
+    with reading(f"preset {path}", "TOML or CSV"):
         text = path.read_text(encoding="utf-8-sig")
         return _of_shapes(path.stem, text) if path.suffix == ".csv" else _preset(path.stem, tomllib.loads(text))
-    except OSError as error:
-        raise InputError(f"preset {path} cannot be read ({error.strerror}): name a TOML or CSV file") from None
-    except UnicodeDecodeError:
-        raise InputError(f"preset {path} is no text in UTF-8: name a TOML or CSV file") from None
-    except tomllib.TOMLDecodeError as error:
-        raise InputError(f"preset {path} is no TOML: {error}") from None
-    except (ValueError, csv.Error) as error:  # among them InputError
-        raise InputError(f"preset {path}: {error}") from None
 
 
 def _of_shapes(name: str, text: str) -> Preset:
