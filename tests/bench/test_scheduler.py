@@ -544,6 +544,18 @@ def test_preparations_overlap_within_half_of_the_memory(tmp_path, monkeypatch):
     assert most == {0: 1, 4: 2, 64: 3}  # the very first point is prepared alone
 
 
+def test_so_many_processes_wait_at_most(tmp_path, monkeypatch):
+    """`q` compiles long; behind it points of two comparisons would wait for their turns."""
+    monkeypatch.setattr(registry, "_plugged", [implementation(n, own_process=True) for n in "pqrstu"])
+    monkeypatch.setattr(scheduling, "PROCESSES", 4)
+    workers = Workers(slow={"q": 40})
+    alive: list[int] = []
+    three = [comparison("p", "q"), comparison("r", "s", seq_len=1024), comparison("t", "u", seq_len=2048)]
+    rows = run(three, workers, tmp_path, watch=lambda activity: alive.append(len(workers.alive - {SHARED})))
+    assert max(alive) == 4
+    assert sum(row.closed for row in rows) == 6
+
+
 def test_without_memory_for_the_next_comparison_provisional_rows_come_all_the_same(tmp_path, known, monkeypatch):
     """`a` compiles long. `b` and `d` are prepared; there is no room for `c`."""
     monkeypatch.setattr(registry, "_plugged", [*known.values(), implementation("d")])

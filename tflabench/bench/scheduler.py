@@ -33,6 +33,7 @@ log = logging.getLogger("tflabench.bench")
 
 AT_ONCE = 6  # preparations that overlap
 ACTIVE = 4  # comparisons that are begun and not closed: each keeps a process for every point of a library that tunes
+PROCESSES = 48  # that wait for their turns: each takes memory of the host, too
 NAMES_IN_TURN = 2  # its kernels are looked at then: the first row comes sooner
 
 
@@ -261,7 +262,7 @@ class Scheduler:
         processes = sum(of.slot != SHARED and self._workers.has(of.slot) for each in self._active for of in each.runs)
         at_work = [run, *(of for _, of in self._working.values())]
         held = CONTEXT_BYTES * processes + sum(first_call_bytes(of.point) for of in at_work)
-        return held <= self._memory_bytes // 2
+        return processes < PROCESSES and held <= self._memory_bytes // 2
 
     def _sample(self, begun: ComparisonRun, run: PointRun, *, brief: bool = False) -> bool:
         """Start a turn; nothing else may use the GPU."""
