@@ -71,7 +71,7 @@ def readme_table(results: Path) -> Iterator[str]:
     yield wrapped(
         "Both sides of a ratio took turns on one GPU; ± is half of its [95% interval](docs/results.md#read-a-row), "
         f"in which {held[0]:.1%} of the ratios of Fig. 4 lay when another host measured them again, and {held[1]:.1%} "
-        f"of those from a host of two days before. {_legend([*table, *models_table(results)], compared.usual_triton)} "
+        f"of those from a host of two days before. {_legend(table, compared.usual_triton)} "
         "*Range*: of the ratio to that kernel over all lengths and numbers of tokens measured with these heads, "
         "without bounds; empty where that is one size. Peers: "
         f"{', '.join(named)}."
@@ -100,16 +100,20 @@ def _legend(table: Iterable[str], usual_triton: str) -> str:
 
 
 def models_table(results: Path) -> Iterator[str]:
-    """Yield the recurrences of models on an H100, ours and the fastest peer."""
-    yield from operations.table(measured(results), "model", operations.MODELS, "../results/h100")
+    """Yield the recurrences of models on an H100, ours and the fastest peer, and what the marks in the table mean."""
+    yield from _models_on("h100", results)
 
 
 def models_on_h200(results: Path) -> Iterator[str]:
-    """Yield the same on an H200, and what the marks in it mean."""
-    on_h200 = measured(results, "h200")
-    table = list(operations.table(on_h200, "model", operations.MODELS, "../results/h200"))
+    """Yield the same on an H200."""
+    yield from _models_on("h200", results)
+
+
+def _models_on(gpu: str, results: Path) -> Iterator[str]:
+    compared = measured(results, gpu)
+    table = list(operations.table(compared, "model", operations.MODELS, f"../results/{gpu}"))
     yield from table
-    if legend := _legend(table, on_h200.usual_triton):
+    if legend := _legend(table, compared.usual_triton):
         yield from ("", wrapped(legend))
 
 

@@ -191,3 +191,5 @@ def test_a_process_may_be_paused_until_it_has_made_its_first_call():
         theirs.send({"result": {"status": "ok", "restart": False}})
         assert workers.wait(0.0) == [("one", {"status": "ok"})]
         assert not workers.pausable("one")
+        workers.send("one", {"kind": "prepare"}, timeout_s=60.0)
+        assert workers.pausable("one"), "whatever it did last"

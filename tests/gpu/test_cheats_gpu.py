@@ -38,7 +38,7 @@ def test_kernels_pass_whole(name, pass_, monkeypatch):
     """With more slices and steps than are compared directly, over which a projection goes."""
     impl, problem = registry.get(name), Problem(2, 8, 2048, 128, 128, pass_=pass_)
     if impl.majors and torch.cuda.get_device_capability()[0] not in range(impl.majors[0], impl.majors[1] + 1):
-        pytest.skip("another GPU")
+        pytest.skip("needs a Hopper GPU")
     columns = measured(impl, problem, monkeypatch, "cuda")
     assert columns["reason"] is None
     assert columns["details"]["projected_slices"] == 16

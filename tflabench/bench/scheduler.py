@@ -33,7 +33,7 @@ log = logging.getLogger("tflabench.bench")
 
 AT_ONCE = 6  # preparations that overlap
 ACTIVE = 4  # comparisons that are begun and not closed: each keeps a process for every point of a library that tunes
-PROCESSES = 48  # that wait for their turns: each takes memory of the host, too
+PROCESSES = 48  # of active comparisons: each takes memory of the host, too
 NAMES_IN_TURN = 2  # its kernels are looked at then: the first row comes sooner
 
 
@@ -73,7 +73,7 @@ class Scheduler:
         self._tickets: dict[int, PointRun] = {}
         self._timed_out: list[Point] = []
         self._any_row = False
-        self._last_has_begun = False  # the only comparison that goes into its rounds when the time is up
+        self._last_has_begun = False  # whether a comparison has gone into its rounds after the time was up
         self._short_of_memory: ComparisonRun | None = None  # until it is closed, one comparison after the other
 
     @property
@@ -90,7 +90,7 @@ class Scheduler:
     def advance(self) -> None:
         """Start every job that may start now; once the time is up and nothing works, leave what is not measured.
 
-        Rounds under way go on to their end then, and of comparisons that are prepared one more has its rounds.
+        Rounds under way are finished then. One of the comparisons that are prepared and wait still has its rounds.
         """
         while True:
             at_once = 1 if self._short_of_memory else ACTIVE
@@ -259,10 +259,11 @@ class Scheduler:
             return True
         if len(self._working) >= (AT_ONCE if self._any_row else 1):  # the first row comes before anything else
             return False
-        processes = sum(of.slot != SHARED and self._workers.has(of.slot) for each in self._active for of in each.runs)
+        slots = {of.slot for each in self._active for of in each.runs if self._workers.has(of.slot)} - {SHARED}
+        idle = slots - self._working.keys() - {run.slot}
         at_work = [run, *(of for _, of in self._working.values())]
-        held = CONTEXT_BYTES * processes + sum(first_call_bytes(of.point) for of in at_work)
-        return processes < PROCESSES and held <= self._memory_bytes // 2
+        held = CONTEXT_BYTES * len(idle) + sum(first_call_bytes(of.point) for of in at_work)
+        return len(slots) < PROCESSES and held <= self._memory_bytes // 2
 
     def _sample(self, begun: ComparisonRun, run: PointRun, *, brief: bool = False) -> bool:
         """Start a turn; nothing else may use the GPU."""

@@ -25,7 +25,8 @@ from tflabench.problem import InputError
 
 WORKER = "tflabench.bench.worker"
 SHARED = "shared"  # the slot of what needs no process of its own
-BEFORE_RESULTS = ("starting", "building", "compiling")  # what a process says it does until it has made its first call
+STARTING = "starting"  # what a process does until it says so itself
+BEFORE_RESULTS = (STARTING, "building", "compiling")  # until it has made the first call of a job
 PAUSE_S = 0.05  # until the GPU has done what a paused process had enqueued
 WAIT_S = 1.0  # between looks at the clock
 START_S = 300.0  # until a process has imported what it needs and has its device
@@ -85,7 +86,7 @@ class _Worker:
     timeout_s: float = 0.0
     deadline: float = inf
     facts: dict[str, Any] = field(default_factory=dict[str, Any])
-    stage: str = "starting"
+    stage: str = STARTING
     paused_at: float | None = None
     stands: bool = False
 
@@ -158,7 +159,7 @@ class Workers:
         """
         self.begin(slot)
         worker = self._workers[slot]
-        worker.busy, worker.job, worker.timeout_s = True, job, timeout_s
+        worker.busy, worker.job, worker.timeout_s, worker.stage = True, job, timeout_s, STARTING
         worker.deadline = self._clock() + timeout_s + (0.0 if worker.facts else START_S)
         worker.hand_over()
 
