@@ -151,7 +151,7 @@ def occasions(results: Path) -> Iterator[str]:
     """Yield how often an interval holds the ratio of the other occasion, and how far single times have moved."""
     yield "| folder and its repeat | ratios | interval holds | times | largest move |"
     yield "|---|---:|---:|---:|---:|"
-    for folder in (f"{gpu}/paper-fig{figure}" for gpu in ("h100", "h200") for figure in (4, 12)):
+    for folder in (FIG_4, "h100/paper-fig12", "h200/paper-fig12"):
         yield f"| {folder} | {Moves.between(results / folder, results / f'{folder}-repeat')} |"
     yield f"| {FIG_4}, and a host of two days before | {Moves.between(results / FIG_4, results / EARLIER)} |"
 
