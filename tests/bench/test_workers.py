@@ -22,7 +22,7 @@ from tflabench.bench.answers import changed
 from tflabench.bench.child import Child
 from tflabench.bench.protocol import SHORT
 from tflabench.bench.worker import Worker
-from tflabench.bench.workers import Workers, one_worker
+from tflabench.bench.workers import PAUSE_S, Workers, one_worker
 from tflabench.implementations import registry
 from tflabench.implementations.adapter import Case, Implementation
 from tflabench.problem import InputError, Problem
@@ -193,3 +193,22 @@ def test_a_process_may_be_paused_until_it_has_made_its_first_call():
         assert not workers.pausable("one")
         workers.send("one", {"kind": "prepare"}, timeout_s=60.0)
         assert workers.pausable("one"), "whatever it did last"
+
+
+def test_a_long_pause_in_several_turns_does_not_count_against_the_time_of_a_job():
+    ours, theirs = Pipe()
+    now, slept = 0.0, []
+    with tempfile.TemporaryFile() as log, contextlib.closing(theirs):
+        workers = Workers(lambda slot: Child(ours, 0, log, lambda seconds: 0, lambda: None), lambda: now, slept.append)
+        workers.send("one", {"kind": "prepare"}, timeout_s=60.0)
+        theirs.send({"result": {"torch": "2.13"}})
+        assert workers.wait(0.0) == []
+        for now in (300.0, 350.0, 400.0):  # noqa: B007 - the clock of the workers
+            workers.pause(["one"])
+        assert slept == [PAUSE_S], "what is stopped already has nothing left on the GPU"
+        now = 450.0
+        workers.resume()
+        now = 500.0
+        assert workers.wait(0.0) == []
+        now = 511.0
+        assert [result["status"] for _, result in workers.wait(0.0)] == ["timeout"]

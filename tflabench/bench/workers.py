@@ -216,12 +216,13 @@ class Workers:
         return self._workers[slot].stands or not self._workers[slot].child.pid
 
     def pause(self, slots: Iterable[str], standing: Container[str] = ()) -> None:
-        """Stop processes until `resume`; what they have enqueued on the GPU is done first.
+        """Stop processes that run, until `resume`; what they have enqueued on the GPU is done first.
 
         Those in `standing` stand still by themselves: only their time stops.
         """
-        stopped = [slot for slot in slots if slot not in standing]
-        for slot in slots:
+        running = [slot for slot in slots if self._workers[slot].paused_at is None]
+        stopped = [slot for slot in running if slot not in standing]
+        for slot in running:
             self._workers[slot].paused_at = self._clock()
         for slot in stopped:
             self._workers[slot].child.signal(signal.SIGSTOP)
