@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from synthetic import row
+from synthetic import row_of
 
 from tflabench.bench.devices import Fleet
 from tflabench.bench.events import Began, Ended, Event, Fault, Note, RunDescription, Stations, Task
@@ -32,18 +32,8 @@ def comparison(seq_len: int = 64) -> Comparison:
 
 def finished(task: Task, machine: Machine, closed: bool = True) -> list[Event]:
     """What comes of a task that runs to its end, or to the end of its first turns."""
-    rows: list[Event] = [
-        row(
-            point.implementation.name,
-            point=point.id,
-            gpu_uuid=machine.uuid,
-            device=machine.name,
-            closed=closed,
-            comparison_id=str(task.number),
-            protocol="paper",
-        )
-        for point in task.comparison.points
-    ]
+    shared = {"gpu_uuid": machine.uuid, "device": machine.name, "comparison_id": str(task.number), "protocol": "paper"}
+    rows = [row_of(point, closed=closed, **shared) for point in task.comparison.points]
     return [Began(machine), RunDescription("run", {"ceilings": {}}), *rows]
 
 
@@ -261,7 +251,7 @@ def test_points_travel_by_the_names_of_their_implementations():
 
 def rows_of(of: Comparison, **changes: Any) -> dict[str, Row]:
     common = {"protocol": "standard", "comparison_id": "1", **changes}
-    return {point.id: row(point.implementation.name, point=point.id, **common) for point in of.points}
+    return {point.id: row_of(point, **common) for point in of.points}
 
 
 def test_a_folder_lacks_what_is_not_of_one_closed_comparison():

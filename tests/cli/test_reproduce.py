@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict
 from pathlib import Path
 
 import pandas as pd
 import pytest
+from synthetic import row_of
 
 from tflabench.bench import machine
 from tflabench.bench import sweep as sweeps
@@ -18,7 +18,6 @@ from tflabench.figures.source import Source
 from tflabench.implementations.registry import get
 from tflabench.problem import Problem
 from tflabench.rows.journal import Store
-from tflabench.rows.schema import Row
 from tflabench.selection.axes import parse_overrides
 from tflabench.selection.points import Point
 
@@ -26,30 +25,11 @@ H200 = "NVIDIA H200"
 FEW = ["tfla_sig_xl", "nxai_exp_xl", "sdpa_cudnn", "fla_gla", "lightning_attention_2"]
 
 
-def row(point: Point, status: str = "ok", ms: float = 2.0) -> Row:
-    impl = point.implementation
-    measured = {"ms_median": ms, "ms_min": ms, "ms_p20": ms, "ms_p80": ms, "samples": 30, "peak_bytes": 2**30}
-    fields = {
-        "run_id": "run",
-        "point": point.id,
-        "implementation": impl.name,
-        "kernel_version": impl.version,
-        **{name: getattr(impl, name) for name in ("title", "family", "gate", "formulation", "package")},
-        **asdict(point.problem),
-        "device": H200,
-        "status": status,
-        "reason": None if status == "ok" else "aborted by signal 6",
-        "protocol": "standard",
-        "node": "here",
-        "started_at": "2026-11-21T12:00:00+00:00",
-    }
-    return Row.model_validate(fields | (measured if status == "ok" else {}))
-
-
 def store(folder: Path, points: list[Point], crashed: str = "nxai_exp_xl") -> None:
     rows = Store(folder, H200)
     for n, point in enumerate(points):
-        rows.append(row(point, "crashed" if point.implementation.name == crashed else "ok", 1.0 + n % 7))
+        failed = {"status": "crashed", "reason": "aborted by signal 6"} if point.implementation.name == crashed else {}
+        rows.append(row_of(point, None if failed else 1.0 + n % 7, **failed))
 
 
 def test_figures_are_the_papers_and_have_its_heads():
@@ -114,7 +94,7 @@ def test_rows_of_todays_kernels_come_first(tmp_path):
     points = reproduce.points_of(reproduce.find("fig4"), ["tfla_sig_xl"])
     older = Store(tmp_path / "h200" / "paper-fig4", H200)
     for each in points:
-        older.append(row(each).model_copy(update={"kernel_version": 0}))
+        older.append(row_of(each).model_copy(update={"kernel_version": 0}))
     store(tmp_path / "h100" / "paper-fig4", points[:2])
     found = reproduce.stored(points, tmp_path, "paper-fig4")
     assert found
@@ -275,7 +255,7 @@ def test_one_time_limit_holds_for_all_figures(invoke, monkeypatch):
     def measure(sweep: sweeps.Sweep) -> None:
         for point in points_of(sweep._comparisons)[:3]:
             measured = {"percent_of_own_roofline": 40.0, "closed": True, "comparison_id": "one", "samples": 30}
-            sweep._keep(sweep._tasks[0], row(point).model_copy(update=measured))
+            sweep._keep(sweep._tasks[0], row_of(point).model_copy(update=measured))
         now[0] = 60.0
 
     monkeypatch.setattr(machine, "detect", lambda device: machine.Machine("cuda", H200, 2**40))

@@ -5,13 +5,12 @@ from __future__ import annotations
 import shlex
 
 import pytest
-from synthetic import row
+from synthetic import row_of
 
 from tflabench.conclusions.claim import Claim, check
 from tflabench.conclusions.claims import CLAIMS, KERNELS
-from tflabench.rows.schema import Row
 from tflabench.selection.axes import parse_overrides
-from tflabench.selection.points import Point, comparisons, select_points
+from tflabench.selection.points import comparisons, select_points
 from tflabench.selection.presets import load_preset
 
 
@@ -34,17 +33,8 @@ def test_the_command_named_makes_what_a_claim_needs(one, kernels):
     needs = [*one.needs.values()]
     found: dict[int | None, int] = {}
     for comparison in comparisons(points):
-        made = [as_row(point) for point in comparison.points]
+        made = [row_of(point) for point in comparison.points]
         roles = [{getattr(r, one.over) for r in made if need.fits(r, kernels)} for need in needs]
         for at in set.intersection(*roles):
             found[at] = found.get(at, 0) + 1
     assert len(found) >= one.at_least
-
-
-def as_row(point: Point) -> Row:
-    p = point.problem
-    made = row(
-        point.implementation.name, batch=p.batch, heads=p.heads, seq_len=p.seq_len, d_qk=p.d_qk, d_hv=p.d_hv,
-        chunk_size=p.chunk_size, pass_=p.pass_, dtype=p.dtype, inputs=p.inputs,
-    )  # fmt: skip
-    return made.model_copy(update={"point": point.id})

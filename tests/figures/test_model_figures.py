@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
+import synthetic
 from typer.testing import CliRunner, Result
 
 from tflabench.cli.main import app
@@ -33,23 +33,14 @@ KINDS = {  # implementation -> formulation, package, gate, milliseconds forward 
 
 def row(name: str, chunk_size: int, ms: float, **changes: object) -> Row:
     formulation, package, gate, _ = KINDS[name]
-    fields = {
-        **FIG_17, "run_id": "run", "point": f"{name}/{chunk_size}/{changes}", "implementation": name, "title": name,
-        "family": "mlstm", "gate": gate, "formulation": formulation, "package": package, "pass": "fw",
-        "chunk_size": chunk_size, "dtype": "bfloat16", "inputs": "normal", "seed": 0, "device": "NVIDIA H200",
-        "status": "ok", "ms_median": ms, "protocol": "default", "node": "here",
-        "started_at": "2026-11-21T12:00:00+00:00",
-    }  # fmt: skip
-    return Row.model_validate(fields | changes)
+    fields = {**FIG_17, "gate": gate, "formulation": formulation, "package": package}
+    fields |= {"implementation": name, "title": name, "point": f"{name}/{chunk_size}/{changes}"}
+    return synthetic.row(ms=ms, chunk_size=chunk_size, **fields | changes)  # type: ignore[arg-type]
 
 
-def folder(path: Path, rows: list[Row], ceilings: bool = True) -> Path:
-    path.mkdir(parents=True, exist_ok=True)
-    (path / "journal.jsonl").write_text("".join(row.model_dump_json(by_alias=True) + "\n" for row in rows))
+def folder(path: Path, rows: list[Row]) -> Path:
     measured = {"flops_per_s": 782e12, "bytes_per_s": 4.26e12, "provenance": "measured", "source": "calibrate"}
-    run = {"ceilings": {"bfloat16": measured}} if ceilings else {}
-    (path / "environment.json").write_text(json.dumps({"runs": {"run": run}}))
-    return path
+    return synthetic.write(path, rows, run={"ceilings": {"bfloat16": measured}})
 
 
 @pytest.fixture

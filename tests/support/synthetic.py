@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 from tflabench.implementations import registry
 from tflabench.rows.schema import Row
+from tflabench.selection.points import Point
 
 RUN = {
     "device": "NVIDIA H200",
@@ -55,6 +57,13 @@ def row(implementation: str = "tfla_sig_xl", ms: float | None = 1.0, **changes) 
         "comparison_id": "/".join(map(str, of.values())), "closed": True, "started_at": "2026-11-21T12:00:00+00:00",
     }  # fmt: skip
     return Row.model_validate(fields | measured | changes)
+
+
+def row_of(point: Point, ms: float | None = 1.0, **changes) -> Row:
+    """As `row`, of a point."""
+    impl = point.implementation
+    named = {name: getattr(impl, name) for name in ("title", "family", "gate", "formulation", "package")}
+    return row(impl.name, ms, point=point.id, **named, **asdict(point.problem), **changes)
 
 
 def write(folder: Path, rows: list[Row], **runs) -> Path:
