@@ -50,11 +50,6 @@ def test_bound_by_computing_above_the_ridge_only():
     assert roofline.compute_bound(Cost(flops=np.array([1, 2000]), bytes=100), CHIP).tolist() == [False, True]
 
 
-def test_percent_of_own_roofline_is_the_lower_bound_over_the_time():
-    assert roofline.percent_of_own_roofline(Cost(flops=300, bytes=50), CHIP, seconds=20) == 25
-    assert roofline.percent_of_own_roofline(Cost(flops=300, bytes=50), CHIP, seconds=4) == 125
-
-
 def test_small_chunks_are_memory_bound_and_large_ones_compute_bound():
     """The paper's Fig. 19, and its summary: newer chips need larger chunks to leave the memory-bound side."""
     problem = Problem(8, 8, 8192, 256, 512)

@@ -100,7 +100,7 @@ def modelled(impl: Implementation, problem: Problem, ceilings: Ceilings, ms: flo
         columns["gbps"] = count.bytes / ms / 1e6
         bound = roofline.bound_s(impl.bounded, problem, ceilings)
         columns["percent_of_bound"] = None if bound is None else 100 * bound / (ms / 1e3)
-        columns["percent_of_own_roofline"] = float(roofline.percent_of_own_roofline(count, ceilings, ms / 1e3))
+        columns["percent_of_own_roofline"] = 100 * float(bounds.lower) / (ms / 1e3)
     return columns
 
 

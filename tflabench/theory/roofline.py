@@ -55,14 +55,6 @@ def compute_bound(cost: Cost, ceilings: Ceilings) -> Any:
     return cost.intensity > ceilings.intensity
 
 
-def percent_of_own_roofline(cost: Cost, ceilings: Ceilings, seconds: Number) -> Number:
-    """Return the least time of these FLOPs and bytes as a percentage of a measured time.
-
-    It is above 100 where they are not those of what ran: it moved less than counted, or its data stayed in a cache.
-    """
-    return 100 * time_bounds(cost, ceilings).lower / seconds
-
-
 def pass_bounds(bounded: Bounded, problem: Problem) -> tuple[Cost, ...] | None:
     """Return the least FLOPs and bytes of every pass, over batch and heads: the forward, then the backward pass.
 
