@@ -20,6 +20,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 
+import numpy as np
+
 from tflabench.implementations import registry
 from tflabench.problem import InputError, Problem
 from tflabench.rows.load import Results, find_results
@@ -172,16 +174,9 @@ class RoundTripFit:
         return sum(abs(math.log1p(error)) for error in self.errors(round_trip_s)) / len(self.lines)
 
     def best(self) -> float:
-        """Return the round trip of least loss in seconds, by golden section on a logarithmic scale."""
-        low, high = math.log(SHORTEST), math.log(LONGEST)
-        ratio = (math.sqrt(5) - 1) / 2
-        while high - low > PRECISION:
-            lower, upper = high - ratio * (high - low), low + ratio * (high - low)
-            if self.loss(math.exp(lower)) < self.loss(math.exp(upper)):
-                high = upper
-            else:
-                low = lower
-        return math.exp((low + high) / 2)
+        """Return the round trip of least loss in seconds, of those that are PRECISION apart."""
+        count = math.ceil(math.log(LONGEST / SHORTEST) / PRECISION)
+        return float(min(np.geomspace(SHORTEST, LONGEST, count), key=self.loss))
 
 
 def print_errors(judged: Sequence[JudgedRow], undescribed: Counter[str]) -> None:
