@@ -24,10 +24,11 @@ Data goes to stdout, progress to stderr.
 | exit code | what it means |
 |---|---|
 | 0 | done: also where a sweep has all rows already, or `--stop-after` ended it |
-| 1 | a check failed: wrong numbers, a regression, a claim that does not hold |
+| 1 | a check failed: wrong numbers, a regression |
 | 1 | `sweep`: no row of the selection is `ok`; or an implementation that `--impl` names without a wildcard, or that \
 `--plugin` brings where there is no `--impl`, is wrong, raises, crashes or runs out of time |
-| 1 | what was measured is not in the folder asked for: the command that brings it there stands last |
+| 1 | a sweep could not write rows to its folder, and has kept them elsewhere: the last line is the command that \
+brings them there |
 | 2 | wrong usage or input: one line says what would be right |
 | 130 | interrupted: what was measured is safe |
 | 141 | the pipe that the results go to was closed: without a word |

@@ -36,6 +36,7 @@ class Axes(TypedDict, total=False):
 
     Attributes:
         seq_len, batch, heads: T, B, H; tokens: B T; embedding: H d_hv.
+        heads_qk: of q and k, where heads of v share them; ranks: GPUs that one sequence lies on.
         d_qk, d_hv: head dimensions; head_dim: both.
         chunk_size: L; None, or "auto", where the implementation chooses.
         dtype: "bfloat16", "float16", "float32" or "float64".
@@ -47,6 +48,8 @@ class Axes(TypedDict, total=False):
     seq_len: AxisValues
     batch: AxisValues
     heads: AxisValues
+    heads_qk: AxisValues
+    ranks: AxisValues
     tokens: AxisValues
     embedding: AxisValues
     d_qk: AxisValues

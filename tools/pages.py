@@ -272,13 +272,13 @@ def model_errors(_: Path) -> Iterator[str]:
     )
     lost = ", ".join(f"{error.algorithm} kernels" for error in beaten)
     few = "; ".join(f"{e.gpu}, {e.algorithm}: {e.of_few:.0%} over {e.few} rows" for e in stored() if e.few)
-    fewer = f". All rows of fewer were; their median error is {few}" if few else ", and none has fewer"
+    fewer = f" Rows of fewer tokens were not looked at then; their median error is {few}." if few else ""
     verdict = f"The model does not beat the rule for {lost}." if lost else "The model beats the rule."
     yield wrapped(
         "A group is a kernel, pass, head size and chunk size: its rows differ in length and batch alone, and are no "
         "independent samples. The rule beside the model is the time of the other GPU times the ratio of bandwidths. "
-        f"Median errors on rows that both GPUs have: {numbers}. {verdict} No row of 32,768 tokens and more was kept "
-        f"apart while terms of the model were chosen{fewer}."
+        f"Median errors on rows that both GPUs have: {numbers}. {verdict} The terms of the model were chosen with "
+        f"rows of the table in view, of both GPUs.{fewer}"
     )
 
 

@@ -31,6 +31,14 @@ def test_it_says_what_its_folder_has_already():
     assert document(*both, "--dry-run", "--no-resume")["points_left"] == whole
 
 
+def test_comparisons_can_be_told_apart():
+    lines = output("sweep", "--preset", "gates", "--dry-run", "--gpu", "H100").splitlines()
+    assert {"weak", "usual", "closing"} <= {word for line in lines for word in line.split()}
+    head = output("sweep", "--preset", "gdn", "--dry-run", "--gpu", "H100").partition("\n")[0]
+    assert "heads_qk" in head
+    assert "gates" not in head, "it is the same in all"
+
+
 def test_no_point_takes_longer_than_its_timeout():
     words = ["sweep", "--dry-run", "--gpu", "H100"]
     long, short = (document(*words, "--timeout", seconds) for seconds in ("300", "2"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from commands import document, on_a_cpu, output, refused, run
 
@@ -101,6 +103,16 @@ class TestOptimalChunk:
         first = output("optimal-chunk", "--gpu", "A100").partition("\n\n")[0]
         assert "our tfla_sig_xl would run with L = " in " ".join(first.split())
 
+    @pytest.mark.parametrize("gate", ["gla", "delta_net", "gated_delta_net", "kda"])
+    def test_fused_kernels_of_every_gate_say_into_how_many_segments_they_cut(self, gate):
+        """At these sizes a GPU of 132 multiprocessors takes a batch of 16 whole, and cuts one sequence."""
+        few, many = ["--batch", "16", "--heads", "16"], ["--batch", "1", "--heads", "16"]
+        sizes = ["optimal-chunk", "--gpu", "H100", "--gate", gate, "--d-qk", "128", "--d-hv", "128"]
+        whole = document(*sizes, *few, "--seq-len", "4096")["kernel"]
+        assert (whole["chunk_size"], whole["segments"]) == (4096, 1)
+        cut = document(*sizes, *many, "--seq-len", "65536")["kernel"]
+        assert cut["segments"] == math.ceil(65536 / cut["chunk_size"]) > 1
+
     def test_a_narrow_terminal_drops_columns_and_no_digits(self):
         text = run(*PAPER, COLUMNS="60").stdout
         assert {"1024", "2048", "4096"} <= set(text.split())
@@ -143,10 +155,13 @@ class TestOptimalChunk:
         sig = document("optimal-chunk", *size[:-1], "sig")
         assert got["counts"] == "exact"  # the paper publishes none
         assert got["recommended"] == tflabench.optimal_chunk_size("H100", d_qk=128, d_hv=256, gate="gla") == 512
-        ran = {"segments": None, "refused": None}
-        assert got["kernel"] == {"implementation": "hopper_gla", "chunk_size": 512} | ran
+        assert got["kernel"] == {
+            "implementation": "hopper_gla", "chunk_size": 8192, "segments": 1, "refused": None,
+        }  # fmt: skip
         of_a100 = document("optimal-chunk", *size[:-4], "--gpu", "A100", "--gate", "gla")["kernel"]
-        assert of_a100 == {"implementation": "tfla_gla_xl", "chunk_size": 256} | ran
+        assert of_a100 == {
+            "implementation": "tfla_gla_xl", "chunk_size": 256, "segments": None, "refused": None,
+        }  # fmt: skip
         by_size = {row["chunk_size"]: row["bytes"] for row in got["chunk_sizes"]}
         steps, decays = 8 * 8 * 8192, 2 * (128 - 2) * 2  # read by two kernels, in two bytes
         assert by_size[256] - {row["chunk_size"]: row["bytes"] for row in sig["chunk_sizes"]}[256] == steps * decays

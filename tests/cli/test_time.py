@@ -54,6 +54,7 @@ def test_a_wrong_function_ends_with_1():
         (["hopper_gla", "--shape", "1,1,8,8,8"], "hopper_gla cannot run here: needs a CUDA device"),
         (["my.py:right", "--op", "simple_gal"], "operation is 'simple_gal': it must be one of mlstm_exp"),
         (["reference_sig", "--shape", "1,2,3"], "--shape is '1,2,3': it must be batch,heads,seq_len,d_qk,d_hv"),
+        (["reference_sig", "--shape", "1,2,x,8,8"], "--shape is '1,2,x,8,8': it must be batch,heads,seq_len,d_qk,d_hv"),
         (["reference_sig", "--shape", "1,3:4,8,8,8"], "heads_qk"),
     ],
 )

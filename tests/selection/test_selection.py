@@ -347,7 +347,7 @@ def test_a_csv_file_has_a_shape_a_line(tmp_path):
         ("seq_len,d_qk,d_hv\n64,16,16\n64,16\n", "line 3: it has not as many cells as the first line"),
         ("seq_len,d_qk,d_hv\n64,16,16,8\n", "line 2: it has not as many cells as the first line"),
         ("seq_len,head_dim\n64,16\n64,0\n", "line 3: head_dim is 0: it must be at least 1"),
-        ("seqlen,head_dim\n64,16\n", "line 2: unknown axis 'seqlen'; did you mean seq_len"),
+        ("seqlen,head_dim\n64,16\n", "line 1: unknown axis 'seqlen'; did you mean seq_len"),
         ("seq_len\n64\n", "line 2: d_qk is not set"),
         ("seq_len,head_dim\n", "it has no shapes"),
     ],

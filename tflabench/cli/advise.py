@@ -97,10 +97,10 @@ def _notes(advice: Advice) -> Iterator[str]:
         yield alone + (unknown if chip.capability is None else "")
     predicted = f"{_name(best)}: predicted {best.call_s * 1e3:.3g} ms a call"
     if error := advice.error(best):
-        rows = f"held out: {error.rows} rows of {held_out.with_article(error.gpu)}"
+        rows = f"{error.rows} rows of {held_out.with_article(error.gpu)}, on which no constant was fitted"
         yield f"{predicted}, +-{error.median:.0%} ({rows}), worst {error.worst:+.0%}."
     else:
-        yield f"{predicted}; no held-out error of this model is stored."
+        yield f"{predicted}; no error of this model is stored."
     if best.outside:
         yield f"{_name(best)} is {best.outside}."
     if chip.note:
@@ -139,7 +139,7 @@ def _text(advice: Advice, document: dict[str, Any]) -> Iterator[RenderableType]:
         TableColumn("L", "chunk_size", ">"),
         TableColumn("batch", "batch", "d"),
         TableColumn("call\nms", "call_ms", ".4g", drop=1 if steps else 0),
-        TableColumn("held-out\nerror", error, ">", drop=3),
+        TableColumn("model's\nerror", error, ">", drop=3),
         TableColumn(
             "bounds\nms", lambda row: f"{row['model_ms_lower']:.3g} to {row['model_ms_upper']:.3g}", ">", drop=4
         ),

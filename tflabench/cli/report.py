@@ -12,7 +12,7 @@ from tflabench.cli.common.paths import Results, out_file
 
 @app.command("report")
 def report(directory: Results, out: Annotated[Path | None, out_file("report.html", "DIR/report.html")] = None) -> None:
-    """Write stored rows as one HTML page that needs no network: a chart, all rows, claims, commands."""
+    """Write stored rows as one HTML page that needs no network: a chart, all rows, roofline, machines, commands."""
     from tflabench.report import page
 
     path = page.write(directory, out)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 FULL = "full"
 FAILED = ("wrong", "error", "compile_error", "crashed", "timeout")
 
-TakenPass = Annotated[str | None, option(WHAT, "PASS", "Take this pass: fw, fwbw or both.", "--pass")]
+TakenPass = Annotated[str | None, option(WHAT, "PASS", "Take this pass: fw, fwbw, both or decode.", "--pass")]
 KIND = "Measure on this kind of GPU or not at all; a dry run selects for it, here or not."
 Kind = Annotated[str | None, option(WHAT, "NAME", KIND, "--gpu", autocompletion=options.complete_gpus)]
 TIMES = "Take these times of a point: cold, graph (CUDA graph), eager (with the host), alone (row by row)."
@@ -222,16 +222,19 @@ def _text(document: dict[str, Any]) -> Iterator[RenderableType]:
 
 def _comparisons_table(selection: Sequence[dict[str, Any]]) -> FittedTable:
     """Return a line a comparison."""
-    by_comparison = [list(rows) for _, rows in groupby(selection, itemgetter("comparison"))]
+    points = [{**row, "heads_qk": row["heads_qk"] or row["heads"], "ranks": row["ranks"] or 1} for row in selection]
+    by_comparison = [list(rows) for _, rows in groupby(points, itemgetter("comparison"))]
 
     def column(head: str, name: str, drop: int = 0) -> TableColumn:
         return TableColumn(head, lambda rows: _range([row[name] for row in rows]), ">", drop)
 
+    seldom = [column(name, name) for name in ("heads_qk", "ranks", "gates", "inputs")]
     columns = [
         column("", "comparison"),
         column("pass", "pass"),
         column("batch", "batch"),
         column("heads", "heads"),
+        *(cells for cells in seldom if len({cells.cell(rows) for rows in by_comparison}) > 1),
         column("T", "seq_len"),
         column("d_qk", "d_qk"),
         column("d_hv", "d_hv"),

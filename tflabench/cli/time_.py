@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -82,7 +83,7 @@ def time(
 def _axes(shape: str, dtype: str, pass_: str) -> dict[str, Values]:
     """Return the axes of one shape; InputError if it is not five sizes."""
     sizes = [size.strip() for size in shape.split(",")]
-    if len(sizes) != len(SIZES):
+    if len(sizes) != len(SIZES) or not all(re.fullmatch("[0-9:]+", size) for size in sizes):
         raise InputError(f"--shape is {shape!r}: it must be {','.join(SIZES)}, such as 16,16,4096,128,256")
     named = dict(zip(SIZES, sizes, strict=True))
     heads_qk, colon, named["heads"] = named["heads"].rpartition(":")

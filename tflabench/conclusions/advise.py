@@ -19,12 +19,12 @@ from tflabench.implementations.adapter import Implementation
 from tflabench.kernels.scalar.plan import hopper
 from tflabench.kernels.scalar.plan.hopper_segments import Segments
 from tflabench.problem import InputError, Problem, size_in_words
-from tflabench.theory import cost, fused, held_out, launches
+from tflabench.theory import cost, fused, fused_walks, held_out, launches
 from tflabench.theory.calibrated import Source, predict
 from tflabench.theory.chunk_size import TILE, chunk_sizes
 from tflabench.theory.hardware import Gpu
 from tflabench.theory.held_out import ModelError
-from tflabench.theory.launches import Modelled
+from tflabench.theory.launches import Chip, Modelled
 from tflabench.theory.roofline import TimeBounds
 
 FLOAT32_BYTES = 4
@@ -328,8 +328,11 @@ def kernel_of_ours(problem: Problem, gate: str, gpu: Gpu, usual: int) -> dict[st
             predicted = {L: predict(impl.modelled, impl.count(of), of, gpu) for L, of in at.items()}
             best = min(at, key=lambda L: predicted[L].seconds)
             size = best if predicted[best].source == "calibrated model" else size
-        elif impl.modelled and not impl.refusal_on(problem, gpu):
-            size = fused.chosen_chunk_size(problem, Modelled("fused", gate), gpu)
+        elif not impl.usual_chunk_size and not impl.refusal_on(problem, gpu):
+            if impl.modelled:
+                size = fused.chosen_chunk_size(problem, Modelled("fused", gate), gpu)
+            else:
+                size = fused_walks.chosen_chunk_size(problem, gate, Chip.of(gpu).device)
             segments = Segments.of(problem.seq_len, size).count
         refusal = impl.refusal_on(problem.with_(chunk_size=size), gpu)
         if refusal is None:

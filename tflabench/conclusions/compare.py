@@ -298,6 +298,9 @@ def sides(a: str, b: str, inside: Path | None, patterns: str) -> tuple[Side, Sid
         InputError: no such folder or implementation, or twice the same implementation.
     """
     if inside is None:
+        if missing := [side for side in (a, b) if not Path(side).exists()]:
+            wanted = "give a results folder, or add --in DIR to compare two implementations of one"
+            raise InputError(f"{missing[0]} does not exist: {wanted}")
         return _only(find_results(a), Path(a), patterns, a), _only(find_results(b), Path(b), patterns, b)
     if a == b:
         raise InputError(f"A and B are both {a!r}: they must be two implementations")

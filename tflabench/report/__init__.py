@@ -1,1 +1,1 @@
-"""One HTML page about stored rows: a chart, all rows, claims, machines and commands. No torch."""
+"""One HTML page about stored rows: a chart, all rows, roofline, machines and commands. No torch."""

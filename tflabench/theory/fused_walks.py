@@ -13,7 +13,7 @@ tile, whatever L is. Segments take a state pass forward and one backward, and th
 
 from __future__ import annotations
 
-from tflabench.kernels.common.sizes import USUAL
+from tflabench.kernels.common.sizes import USUAL, Device
 from tflabench.kernels.delta.hopper_plan import (
     STATE_BYTES,
     SUM_BYTES,
@@ -126,6 +126,12 @@ def kda_launches(problem: Problem) -> dict[str, Cost]:
         "dv": Cost(3 * through_state + 2 * of_hv, operands + 2 * hv + S),
         "dq, dk, dg": Cost(3 * through_state + 4 * of_hv + pieces * 4 * of_qk, moved + written),
     }
+
+
+def chosen_chunk_size(problem: Problem, gate: str, device: Device) -> int:
+    """Return the steps of segments that the kernels choose on a device."""
+    choose = gla_chunk_size if gate == "gla" else default_chunk_size
+    return choose(sizes(problem, problem.group), device)
 
 
 def summed(problem: Problem, made: dict[str, Cost]) -> Cost:

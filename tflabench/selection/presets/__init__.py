@@ -16,7 +16,7 @@ from pydantic.dataclasses import dataclass
 from tflabench.implementations import registry
 from tflabench.implementations.adapter import Family, Implementation
 from tflabench.problem import DeviceKind, InputError, reading
-from tflabench.selection.axes import Values, overlay, parse_axes, resolve
+from tflabench.selection.axes import AXES, Values, overlay, parse_axes, resolve
 
 
 @dataclass(frozen=True)
@@ -119,6 +119,9 @@ def _of_shapes(name: str, text: str) -> Preset:
     """Return the preset of a CSV file, a shape a line; InputError names the line that is none."""
     reader = csv.DictReader(text.splitlines(), restval=None, skipinitialspace=True, strict=True)
     groups: list[Group] = []
+    known = sorted({*AXES, *SETTINGS})
+    if unknown := [field for field in reader.fieldnames or () if field.strip() not in known]:
+        raise InputError(f"line 1: unknown axis {unknown[0]!r}; {registry.nearest(unknown[0], known)}")
     for cells in reader:
         try:
             if None in cells or None in cells.values():
