@@ -83,6 +83,22 @@ def test_selections_are_unique(page):
     assert len(keys) == len(set(keys))
 
 
+def test_a_chart_colours_the_kernels_that_its_title_names(tmp_path):
+    """The peer that computes the same is not the best of its owner, and ours alone would fill the legend."""
+    gates = {"tfla_sig_xl": "sig", "hopper_sig": "sig", "fla_mlstm_sig": "sig"}
+    ours = ("tfla_sig_xl", "hopper_sig", "tfla_sig_limit", "tfla_exp_xl", "tfla_exp_limit", "hopper_exp")
+    ms = dict.fromkeys(ours, 1.0) | {"hopper_sig": 0.5, "fla_linear": 2.0, "fla_mlstm_sig": 3.0}
+    rows = [
+        tfla(of, T, name, gate=gates.get(name), family="linear" if name == "fla_linear" else "mlstm")
+        for T in (512, 1024, 2048)
+        for name, of in ms.items()
+    ]
+    chart = page_of(write(tmp_path, rows)).charts(view="runtime over T")[0]
+    assert "6.0x faster than fla" in chart["title"]
+    named = {trace.get("name") for trace in chart["plot"]["data"]}
+    assert {"mLSTMsig by Simple GLA chunk (fla)", "mLSTMsig fused for Hopper"} <= named
+
+
 def test_points_that_failed_are_crosses_over_their_rows(tmp_path):
     rows = [tfla(1.0, 512), tfla(None, 1024), tfla(2.0, 2048), sdpa(1.0, 512), sdpa(2.0, 1024), sdpa(3.0, 2048)]
     page = page_of(write(tmp_path, rows, run=RUN))
@@ -104,9 +120,16 @@ def test_machines_and_commands(page, folder):
     assert (facts["driver"], facts["device"]) == ("580.1", "NVIDIA H200")
     assert facts["packages"] == "torch 2.11.0"
     assert facts["ceilings, bfloat16"] == "800 TFLOP/s, 4.2 TB/s (measured: a copy)"
-    commands = [command for command, _ in page.payload["commands"]]
+    commands = dict(page.payload["commands"])
     assert "tflabench sweep --impl 'tfla*' -a seq_len=512:4096:x2" in commands
     assert f"tflabench report {folder}" in commands
+    assert not any("not kept" in says for says in commands.values())
+
+
+def test_a_command_whose_preset_was_a_file_says_that_it_is_not_kept(tmp_path):
+    write(tmp_path, sweep(), run=RUN | {"arguments": ["sweep", "--preset", "wide.toml"]})
+    says = dict(page_of(tmp_path).payload["commands"])["tflabench sweep --preset wide.toml"]
+    assert says.endswith(", of a file that is not kept with the rows")
 
 
 def test_several_folders_are_one_page(tmp_path):

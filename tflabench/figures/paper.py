@@ -331,7 +331,11 @@ def fig17(variant: FigureRequest) -> Figure:
         caption=[
             "Lines: nothing overlaps (eq. 116). Rings: the least, eq. 121.",
             *(["Shaded: down to where all overlaps."] if measured else []),
-            *(["Fused kernels: theory, alike (tflabench.theory.fused)."] if variant.has_fused else []),
+            *(
+                ["Dotted: our fused kernels, which hold states on chip and take L as the length of segments."]
+                if variant.has_fused
+                else []
+            ),
             f"{variant.counted}, states in float32.",
         ],
         gpus=gpus,

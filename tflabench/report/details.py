@@ -91,6 +91,8 @@ def commands(directory: Path, named: Mapping[str, Results]) -> list[list[str]]:
         for run, count in Counter(row.run_id for row in results.rows).items():
             arguments = results.runs.get(run, {}).get("arguments")
             command = shlex.join(["tflabench", *arguments]) if arguments else "(not recorded)"
-            lines.append([command, f"{count} rows of {name}, run {run}"])
+            of_file = any(word.endswith((".toml", ".csv")) for word in arguments or ())
+            kept = ", of a file that is not kept with the rows" if of_file else ""
+            lines.append([command, f"{count} rows of {name}, run {run}{kept}"])
     shown = {"report": "writes this page", "plot": "draws the figures", "claims": "prints the claims"}
     return [*lines, *([shlex.join(["tflabench", word, str(directory)]), says] for word, says in shown.items())]

@@ -152,8 +152,8 @@ def _of_slice(source: Source, part: Slice, key: tuple[str, ...]) -> Iterator[dic
     columns, device = curves.columns_of(rows, part.axis), device_name(rows)
     quantities = (RUNTIME, MEMORY) if rows["peak_bytes"].notna().any() else (RUNTIME,)
     for quantity in quantities:
-        chart = curves.Chart.of(source, part, quantity)
         result = finding(rows, quantity, None if single else part.axis)
+        chart = curves.Chart.of(source, part, quantity, named=result.names)
         panel = curves.ranking(chart, rows, "") if single else curves.over_axis(chart, columns, "")
         head = title(result, rows["pass"].iloc[0], device)
         yield _chosen(key, panel, view=f"{quantity.name.lower()}{over}", size=size, title=head, setting=size)
