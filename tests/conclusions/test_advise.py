@@ -54,6 +54,15 @@ def test_without_clocks_and_multiprocessors_the_published_bound_is_what_remains(
     assert choice.outside is None
 
 
+def test_a_bound_comes_after_what_the_model_says_of_others():
+    """mlstm_kernels has forms in plain PyTorch, of which only the published bound is known: real times exceed it."""
+    given = advise.advice(Demand(FIG_4), hardware.find("A100"), ["sig", "exp"], "nxai_*")
+    sources = [choice.source for choice in given.ranked]
+    assert sources == sorted(sources), "calibrated model, then published bound"
+    assert len(set(sources)) == 2
+    assert {choice.source for choice in given.frontier} == {"calibrated model"}
+
+
 @pytest.mark.parametrize(
     ("problem", "kernel", "size", "gib"),
     [

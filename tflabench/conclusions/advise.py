@@ -133,7 +133,10 @@ def choices(demand: Demand, kernel: Implementation, chunk_sizes: Iterable[int | 
 
 
 def rank(candidates: Iterable[Candidate]) -> list[Candidate]:
-    """Return the best fitting batch of every kernel and chunk size, by step time; then those that fit at no batch."""
+    """Return the best fitting batch of every kernel and chunk size, by step time; then those that fit at no batch.
+
+    Bounds come after the times of the calibrated model: real times exceed them, by how much is not known.
+    """
     best: dict[tuple[str, int | None], Candidate] = {}
     for choice in candidates:
         key = (choice.kernel.name, choice.problem.chunk_size)
@@ -183,8 +186,8 @@ def memory(kernel: Implementation, problem: Problem) -> CallMemory:
     return CallMemory(2 * (given + made) + works + saved, given + made + saved)
 
 
-def _order(choice: Candidate) -> tuple[bool, float, float]:
-    return (not choice.fits, choice.step_s, choice.memory_bytes)
+def _order(choice: Candidate) -> tuple[bool, bool, float, float]:
+    return (not choice.fits, choice.source == "published bound", choice.step_s, choice.memory_bytes)
 
 
 # --- Choices from the registry
@@ -211,8 +214,10 @@ class Advice:
 
     @property
     def frontier(self) -> list[Candidate]:
-        """Return the choices for which more memory buys time, over all that fit."""
-        return frontier([choice for choice in self.considered if choice.fits], WORTH_MEMORY)
+        """Return the choices for which more memory buys time, over all that fit and whose times are like the best's."""
+        source = self.ranked[0].source
+        alike = [choice for choice in self.considered if choice.fits and choice.source == source]
+        return frontier(alike, WORTH_MEMORY)
 
     def require_fit(self) -> None:
         """Raise InputError where no choice fits the memory, with what one sequence takes at least."""
