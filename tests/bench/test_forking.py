@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict
 from itertools import count
+from multiprocessing import Pipe
 from typing import Any
 
 import pytest
@@ -91,4 +95,40 @@ def test_a_worker_that_warms_up_comes_to_its_gate(forks):
             assert workers.wait(1.0) == []
     finally:
         workers.close()
+        gate.close()
+
+
+def test_what_a_server_says_of_ended_workers_is_taken_in():
+    """Unheard, it would fill the pipe to some 280 words, and the server would fork no more."""
+
+    def runs_on(seconds: float | None) -> int:
+        raise subprocess.TimeoutExpired("server", seconds or 0.0)
+
+    forks = Forks([])
+    ours, theirs = Pipe()
+    with ours, theirs, tempfile.TemporaryFile() as log:
+        forks._servers[LIBRARY] = Child(ours, os.getpid(), log, runs_on, lambda: None)
+        for label in (-1, -2):
+            theirs.send((label, 0))
+        worker = forks.start(LIBRARY)
+        assert not ours.poll()
+        assert theirs.recv()[1] == {"device": "cuda", "plugins": []}
+        assert worker is not None
+        worker.kill()
+
+
+def test_a_server_that_has_ended_is_started_again(monkeypatch):
+    monkeypatch.setattr(forking, "SERVER", "fork_server_on_cpu")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(SUPPORT), os.environ.get("PYTHONPATH", ""))))
+    forks, gate = Forks([]), WarmUpGate()
+    workers = Workers(lambda slot: forks.start_to_warm_up("torch", gate.descriptor))
+    try:
+        assert workers.ask(None, TIMEOUT_S, "a")["status"] == "ok"
+        (server,) = forks._servers.values()
+        os.kill(server.pid, signal.SIGKILL)
+        server.exit_code(TIMEOUT_S)
+        assert workers.ask(None, TIMEOUT_S, "b")["status"] == "ok"
+    finally:
+        workers.close()
+        forks.close()
         gate.close()

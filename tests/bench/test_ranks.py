@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from torch.multiprocessing.spawn import start_processes
 
 from tflabench.bench import ranks
+from tflabench.bench.workers import one_worker
 from tflabench.implementations import registry
 from tflabench.implementations.adapter import Unsupported
 from tflabench.problem import InputError, Problem
@@ -94,3 +96,30 @@ def test_all_ranks_have_as_many_steps():
     assert PROBLEM.with_(ranks=4).part.seq_len == 10
     with pytest.raises(InputError, match="ranks is 41"):
         PROBLEM.with_(ranks=41)
+
+
+STUMBLES = """
+from tflabench.plugin import Case, Implementation, draw
+
+def make(name):
+    def build(problem, device):
+        inputs = draw(problem, device, {"v": (problem.batch, problem.heads, problem.seq_len, problem.d_hv)})
+        def call(group=None, **options):
+            import torch.distributed as dist
+            if group is not None and name == "stumbles" and dist.get_rank() == 1:
+                raise ValueError("not on rank 1")
+            return inputs["v"].cumsum(2)
+        return Case(inputs, call, oracle=lambda inputs: inputs["v"].cumsum(2), call=call)
+    return Implementation(name, "linear_attention", name, build, lambda problem, device: None, operation="running_sum")
+
+IMPLEMENTATIONS = (make("stumbles"), make("walks"))
+"""
+
+
+def test_an_error_of_one_point_is_not_that_of_the_next(tmp_path):
+    (tmp_path / "steps.py").write_text(STUMBLES)
+    problem = asdict(PROBLEM.with_(pass_="fw"))
+    with one_worker("cpu", [str(tmp_path / "steps.py")]) as worker:
+        job = {"kind": "prepare", "problem": problem, "verify_s": 0.1}
+        results = [worker.ask(job | {"implementation": name}, 100.0) for name in ("stumbles", "walks")]
+    assert [result["status"] for result in results] == ["error", "ok"], results

@@ -360,9 +360,57 @@ def test_out_of_memory_beside_a_paused_preparation_is_tried_again_without_it(tmp
                     return [(results[0][0], {"status": "oom", "reason": "out of memory"})]
             return results
 
-    rows = run([comparison("b"), comparison("p", "c", seq_len=1024)], Full(slow={"p": 6}), tmp_path)
+    workers = Full(slow={"p": 6})
+    rows = run([comparison("b"), comparison("p", "c", seq_len=1024)], workers, tmp_path)
     assert beside == [1, 0]
+    starts = workers.said.count(("process", "start"))
+    assert starts == 3, "p's, and two of c: in its first one autotuners keep what they chose, and do not say it again"
     assert {row.implementation: row.status for row in rows if row.closed} == {"b": "ok", "p": "ok", "c": "ok"}
+
+
+def test_what_ends_together_with_one_that_is_out_of_memory_has_its_result(tmp_path, known, monkeypatch):
+    monkeypatch.setattr(registry, "_plugged", [*known.values(), implementation("p", own_process=True)])
+
+    class Together(Workers):
+        """Preparations of `a` and `p` end at once, the first time."""
+
+        ended_together = False
+
+        def wait(self, timeout_s: float) -> list[tuple[str, dict[str, Any]]]:
+            slots = {job["implementation"]: slot for slot, job in self._due if job and job["kind"] == "prepare"}
+            if self.ended_together or not slots.keys() & {"a", "p"}:
+                return super().wait(timeout_s)
+            if not slots.keys() >= {"a", "p"}:
+                return []
+            self.ended_together = True
+            self._due = [(slot, job) for slot, job in self._due if slot not in slots.values()]
+            result = {"status": "ok", "reason": None, "digest": DIGEST, "details": {"allowed": {"forward": 0.01}}}
+            return [(slots["a"], {"status": "oom", "reason": "out of memory"}), (slots["p"], result)]
+
+    workers = Together()
+    rows = run([comparison("b", "a"), comparison("p", seq_len=1024)], workers, tmp_path, WarmUp({"a": 12}))
+    assert workers.ended_together
+    assert {row.implementation: (row.status, row.rounds) for row in rows if row.closed} == dict.fromkeys(
+        "abp", ("ok", 3)
+    )
+
+
+def test_a_process_that_does_not_start_says_nothing_of_larger_points(tmp_path, monkeypatch):
+    monkeypatch.setattr(registry, "_plugged", [implementation("p", own_process=True)])
+
+    class SlowStart(Workers):
+        tried = 0
+
+        def wait(self, timeout_s: float) -> list[tuple[str, dict[str, Any]]]:
+            starting = next((slot for slot, job in self._due if job is None), None)
+            self.tried += starting is not None
+            if starting is None or self.tried > 1:
+                return super().wait(timeout_s)
+            self._due = [(slot, job) for slot, job in self._due if slot != starting]
+            return [(starting, {"status": "timeout", "reason": "no answer within 360 s, while starting"})]
+
+    rows = run([comparison("p"), comparison("p", seq_len=1024)], SlowStart(), tmp_path)
+    assert [row.status for row in rows if row.closed] == ["timeout", "ok"]
 
 
 def test_the_papers_protocol_is_one_round(tmp_path):

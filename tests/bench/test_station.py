@@ -108,6 +108,14 @@ def test_it_waits_for_the_sweep_that_has_its_device():
     other.release()
 
 
+def test_it_waits_for_another_sweep_no_longer_than_there_is_time():
+    other = DeviceLock(CPU.name)
+    assert other.holder() is None
+    with station(Rules(stop_at=1.0), sleep=lambda seconds: None) as here:
+        assert isinstance(list(here.measure(task()))[-1], Ended)
+    other.release()
+
+
 def test_once_the_time_is_up_its_tasks_end():
     with station(Rules(stop_at=0.0)) as here:
         events = list(here.measure(task()))

@@ -199,6 +199,18 @@ def test_without_time_the_rest_is_left(sweep):
     assert (heard.rows, measured.left, late.given) == ([], 4, [])
 
 
+def test_what_is_to_be_measured_again_is_left_until_it_is(sweep, monkeypatch):
+    def script(task: Task) -> list[Event]:
+        events = [*finished(task, A), Ended()]
+        return [e.model_copy(update={"packages": {"torch": "2.0"}}) if isinstance(e, Row) else e for e in events]
+
+    assert sweep(Devices(script), 2)[1].left == 0
+    monkeypatch.setattr(registry, "versions_used", lambda impl: {"torch": "9.0"})
+    heard, measured = sweep(Devices(script), 2, stop_at=0.0)
+    assert (heard.rows, len(measured.rows), measured.left) == ([], 4, 4)
+    assert heard.lines[-1].startswith("The time is up: 4 of 4 points are left")
+
+
 def test_a_task_that_fails_when_the_time_is_up_is_left(sweep):
     heard, measured = sweep(Devices(lambda task: [Began(A), Fault("crashed", "it died")], wait_s=1.0), stop_at=0.5)
     assert (measured.rows, measured.left) == ([], 2)

@@ -71,6 +71,8 @@ def measure(worker: Workers, name: str, timeout_s: float = 60.0) -> dict[str, An
         ("breaks_device", "error", "IndexError"),
         ("raises", "error", "ValueError: this size is not for me"),
         ("returns_nan", "wrong", "forward is off by nan"),
+        ("raises_no_letter", "error", "OSError: no file ?"),
+        ("signals", "crashed", "(signal 40) while"),
         ("bad_gradient", "wrong", "dv is off by 0.1"),
         ("hoards", "oom", "can't allocate memory"),
         ("refuses_late", "unsupported", "needs a full moon"),
@@ -150,6 +152,12 @@ def test_what_a_point_leaves_in_cycles_is_gone_after_it(monkeypatch):
     assert set(kept) == {None}
 
 
+def test_results_that_are_no_numbers_after_the_check_are_wrong(worker):
+    result = worker.ask(job("prepare", "returns_nan_later", verify_s=0.15), 60.0)
+    reason = "not repeatable: forward has NaN or infinities in a later call"
+    assert (result["status"], result["reason"]) == ("wrong", reason)
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 def test_when_its_block_ends_no_process_is_left():
     before = worker_pids()
@@ -212,3 +220,20 @@ def test_a_long_pause_in_several_turns_does_not_count_against_the_time_of_a_job(
         assert workers.wait(0.0) == []
         now = 511.0
         assert [result["status"] for _, result in workers.wait(0.0)] == ["timeout"]
+
+
+def test_a_process_that_answers_just_before_it_is_paused_has_its_next_job_in_time():
+    ours, theirs = Pipe()
+    now = 0.0
+    with tempfile.TemporaryFile() as log, contextlib.closing(theirs):
+        workers = Workers(lambda slot: Child(ours, 0, log, lambda seconds: 0, lambda: None), lambda: now)
+        theirs.send({"result": {"torch": "2.13"}})
+        assert workers.facts("one") == {"torch": "2.13"}
+        workers.send("one", {"kind": "prepare"}, timeout_s=60.0)
+        theirs.send({"result": {"status": "ok", "restart": False}})
+        workers.pause(["one"])
+        assert workers.wait(0.0) == [("one", {"status": "ok"})]
+        workers.send("one", {"kind": "turn"}, timeout_s=60.0)
+        now = 61.0
+        ((_, result),) = workers.wait(0.0)
+        assert result["reason"].startswith("no answer within 60 s"), "its time counts: it does not stand still"

@@ -5,6 +5,7 @@ It imports torch where it computes: the process that reads the command line load
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -16,6 +17,9 @@ from tflabench.problem import Problem
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+
+
+CALLS = itertools.count()  # of `not_a_number_later`
 
 
 def running_sum(inputs: Mapping[str, Tensor]) -> Tensor:
@@ -39,6 +43,20 @@ def fail(inputs: Mapping[str, Tensor]) -> Tensor:
 
 def not_a_number(inputs: Mapping[str, Tensor]) -> Tensor:
     return running_sum(inputs) * float("nan")
+
+
+def not_a_number_later(inputs: Mapping[str, Tensor]) -> Tensor:
+    """Right in the first call, and in the one that is checked."""
+    return running_sum(inputs) * (1.0 if next(CALLS) < 2 else float("nan"))
+
+
+def name_no_file(inputs: Mapping[str, Tensor]) -> Tensor:
+    raise OSError("no file \udcff")
+
+
+def signal_itself(inputs: Mapping[str, Tensor]) -> Tensor:
+    os.kill(os.getpid(), 40)
+    return running_sum(inputs)
 
 
 def hoard(inputs: Mapping[str, Tensor]) -> Tensor:
@@ -103,6 +121,9 @@ IMPLEMENTATIONS = (
     _implementation("hangs", hang),
     _implementation("raises", fail),
     _implementation("returns_nan", not_a_number),
+    _implementation("returns_nan_later", not_a_number_later),
+    _implementation("raises_no_letter", name_no_file),
+    _implementation("signals", signal_itself),
     _implementation("hoards", hoard),
     _implementation("breaks_device", break_the_device),
     _implementation("unwritten", leave_last_step_unwritten),

@@ -39,6 +39,14 @@ def _sums(result: Tensor) -> list[float]:
     return (torch.stack(sums) / (scale.clamp_min(1e-30) * sizes.sqrt())).tolist()
 
 
+def no_longer_finite(first: Digest, last: Digest) -> str | None:
+    """Return which result has NaN or infinities that it had not in the first call, or None."""
+    for name, sums in last.items():
+        if all(map(isfinite, first.get(name + OF_FIRST_CALL, ()))) and not all(map(isfinite, sums)):
+            return f"not repeatable: {name} has NaN or infinities in a later call"
+    return None
+
+
 def changed(before: Digest, after: Digest, allowed: Mapping[str, float]) -> str | None:
     """Return how the results of two turns differ by more than rounding, or None.
 

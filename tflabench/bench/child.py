@@ -83,7 +83,8 @@ class Child:
         size = os.fstat(self.log.fileno()).st_size
         text = os.pread(self.log.fileno(), LAST_BYTES, max(0, size - LAST_BYTES)).decode(errors="replace")
         lines = [line.strip() for line in text.splitlines() if line.strip()]
-        return f"exit code {code}" if code >= 0 else signal.Signals(-code).name, lines[-1][:300] if lines else ""
+        named = {known.value: known.name for known in signal.Signals}.get(-code, f"signal {-code}")
+        return f"exit code {code}" if code >= 0 else named, lines[-1][:300] if lines else ""
 
     def signal(self, number: int) -> None:
         """Send it a signal; nothing happens where it is gone, or its id is not known yet."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
 import tempfile
 import time
 from collections.abc import Iterable, Sequence
@@ -59,12 +60,20 @@ class Forks:
             server.kill()
 
     def _server(self, library: str) -> Child:
-        if library not in self._servers:
+        if library not in self._servers or self._has_ended(self._servers[library]):
             variables = {name: os.environ.get(name, value) for name, value in VARIABLES.items()} | SERVER_VARIABLES
             self._servers[library] = Child.spawn(SERVER, library, variables=variables)
         return self._servers[library]
 
+    @staticmethod
+    def _has_ended(server: Child) -> bool:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            server.exit_code(0.0)
+            return True
+        return False
+
     def _fork(self, server: Child, *gate: int) -> Child:
+        self._hear(server, 0.0)  # or a server that has much to say waits until it is heard
         label = next(self._labels)
         ours, theirs = Pipe()
         log = tempfile.TemporaryFile()  # noqa: SIM115  lives as long as the process
@@ -86,11 +95,19 @@ class Forks:
     def _code(self, server: Child, label: int) -> int:
         """Wait for what a server says of the end of a process; -SIGKILL where it says nothing."""
         deadline = time.monotonic() + OBITUARY_S
+        while label not in self._codes and self._hear(server, max(0.0, deadline - time.monotonic())):
+            pass
+        return self._codes.pop(label, -signal.SIGKILL)
+
+    def _hear(self, server: Child, timeout_s: float) -> bool:
+        """Take in what a server says of processes that have ended; return whether something came in time."""
+        heard = False
         with contextlib.suppress(EOFError, OSError):
-            while label not in self._codes and server.pipe.poll(max(0.0, deadline - time.monotonic())):
+            while server.pipe.poll(0.0 if heard else timeout_s):
                 ended, code = server.pipe.recv()
                 self._codes[ended] = code
-        return self._codes.pop(label, -signal.SIGKILL)
+                heard = True
+        return heard
 
 
 def _imports(package: str) -> bool:

@@ -309,9 +309,11 @@ class Scheduler:
         if result["status"] == "oom" and self._may_have_more_memory(begun, run):
             begun.prepare_again(run)
             run.alone = True
+            if run.slot != SHARED:  # its autotuners would keep what they chose, and not say it again
+                self._workers.end_all([run.slot])
             return
         if run.state in ("starting", "preparing"):
-            if result["status"] == "timeout":
+            if result["status"] == "timeout" and run.state == "preparing":
                 self._timed_out.append(run.point)
             run.prepared(result)
             if run.state == "prepared" and run.columns.get("tuned"):
@@ -334,7 +336,7 @@ class Scheduler:
             (other, waiting)
             for other in (*self._active[:place], *self._active[place + 1 :])
             for waiting in other.runs
-            if waiting.slot != SHARED and self._workers.has(waiting.slot) and not self._workers.busy(waiting.slot)
+            if waiting.slot != SHARED and self._workers.has(waiting.slot) and waiting.slot not in self._working
         ]
         if idle:
             self._short_of_memory = begun

@@ -133,6 +133,9 @@ class Station(Stations):
     def measure(self, task: Task) -> Iterator[Event]:
         """Measure one task, and yield its events, the last of them `Ended`; something comes at least every second."""
         while not self.room(task):
+            if self._waits_for_lock and self._clock() >= self.rules.stop_at:
+                yield Ended()
+                return
             yield from (event for _, event in self.wait(WAIT_S))
         self.start(task)
         while True:

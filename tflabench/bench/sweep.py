@@ -365,14 +365,17 @@ class Sweep:
         ids = list(dict.fromkeys(point.id for point in self._points))
         rows = [self._store.rows[id_] for id_ in ids if id_ in self._store.rows]
         files = self._store.export() if rows else []
-        total, closed = len(ids), len({row.point for row in rows if row.closed})
+        points = [(task, point.id) for task in self._tasks for point in task.comparison.points]
+        left = len({id_ for task, id_ in points if not ((row := self._rows.get((task, id_))) and row.closed)})
+        total = len(ids)
         if interrupted:
-            line = f"Interrupted: {closed} of {total} points are safe; the same command goes on."
+            again = "the same command" if self._resume else "the same command without --no-resume"
+            line = f"Interrupted: {total - left} of {total} points are safe; {again} goes on."
             kept = sum(not row.closed and row.ms_median is not None for row in rows)
             line += f" Provisional rows that are kept: {kept}." if kept else ""
             self._listener.note(line)
             raise KeyboardInterrupt
-        if left := total - closed:
+        if left:
             self._listener.note(f"The time is up: {left} of {total} points are left; the same command measures them.")
         return Measured(rows, files, left, self._folder, self._before, self._store.unsaved)
 
@@ -433,7 +436,9 @@ class Sweep:
         if machine not in self._ready:  # the sweep that was waited for may have added rows
             self._ready.add(machine)
             self._open_store()
-            self._waiting = deque(self._still_lacking(self._waiting))
+            lacking = self._still_lacking(self._waiting)
+            self._tasks = [task for task in self._tasks if task in lacking or task not in self._waiting]
+            self._waiting = deque(lacking)
 
     def _keep(self, task: Task, row: Row) -> None:
         self._rows[task, row.point] = row

@@ -146,13 +146,16 @@ class Worker:
 
     def do(self, job: dict[str, Any]) -> None:
         """Answer one job; a failure that leaves Python running becomes a status and a reason."""
+        apart = False  # ranks that have not done the same
         try:
             result = getattr(self, job.pop("kind"))(**job)
         except Exception as error:  # whatever a kernel raises is a result of measuring it
             status, reason = classify(error)
             result = {"status": status, "reason": reason}
-        plain = json.loads(json.dumps(result, default=str))  # of what a plugin tells, another process may know no class
-        self.answer({"result": plain | {"restart": not self._usable(result)}})
+            apart = status != "unsupported" and bool(job.get("problem", {}).get("ranks"))
+        # Of what a plugin tells, another process may know no class, and a file may have no such letter.
+        plain = json.loads(json.dumps(result, default=str, ensure_ascii=False).encode(errors="replace"))
+        self.answer({"result": plain | {"restart": apart or not self._usable(result)}})
 
     def warm(
         self, implementation: str, problem: dict[str, Any], replay: Mapping[str, dict[str, Any]] | None = None
@@ -177,7 +180,7 @@ class Worker:
 
         Besides columns: `digest` of the results (see `answers`), and `allowed`, the error allowed by result.
         """
-        from tflabench.bench.answers import digest
+        from tflabench.bench.answers import digest, no_longer_finite
         from tflabench.bench.measure import memory_of
         from tflabench.bench.tuning import tuning
         from tflabench.implementations import registry
@@ -193,11 +196,13 @@ class Worker:
         with self._gradients(ready):
             self.answer({"stage": "measuring memory"})
             memory = memory_of(ready.step, self.device, ready.held_bytes)
+        last = digest(self._results(ready))
+        reason = verdict.reason or no_longer_finite(ready.digest, last)
         details = ready.case.details | {"errors": {error.name: error.error for error in verdict.errors}}
         details |= {"check_seed": seed, "checked_slices": verdict.slices, "projected_slices": verdict.projected}
         return {
-            "status": "wrong" if verdict.reason else "ok",
-            "reason": verdict.reason,
+            "status": "wrong" if reason else "ok",
+            "reason": reason,
             "package_version": package_version(impl.package),
             "rel_error": verdict.rel_error,
             "verified_steps": verdict.steps,
@@ -206,7 +211,7 @@ class Worker:
             "check_s": checked,
             **tuned.columns(),
             **memory,
-            "digest": ready.digest | digest(self._results(ready)),
+            "digest": ready.digest | last,
         }
 
     def turn(

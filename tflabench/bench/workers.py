@@ -159,8 +159,9 @@ class Workers:
         """
         self.begin(slot)
         worker = self._workers[slot]
-        worker.busy, worker.job, worker.timeout_s, worker.stage = True, job, timeout_s, STARTING
-        worker.deadline = self._clock() + timeout_s + (0.0 if worker.facts else START_S)
+        worker.busy, worker.job, worker.stage = True, job, STARTING
+        worker.timeout_s = timeout_s + (0.0 if worker.facts else START_S)
+        worker.deadline = self._clock() + worker.timeout_s
         worker.hand_over()
 
     def wait(self, timeout_s: float) -> list[tuple[str, Result]]:
@@ -232,10 +233,7 @@ class Workers:
     def resume(self) -> None:
         """Let paused processes go on; the pause does not count against their time."""
         for worker in self._workers.values():
-            if worker.paused_at is not None:
-                worker.child.signal(signal.SIGCONT)
-                worker.deadline += self._clock() - worker.paused_at
-                worker.paused_at = None
+            self._let_go(worker)
 
     def end(self, slot: str) -> None:
         """End the process of a slot, whatever it does; nothing happens where there is none."""
@@ -257,9 +255,16 @@ class Workers:
             with contextlib.suppress(OSError):
                 self.end(slot)
 
+    def _let_go(self, worker: _Worker) -> None:
+        if worker.paused_at is not None:
+            worker.child.signal(signal.SIGCONT)
+            worker.deadline += self._clock() - worker.paused_at
+            worker.paused_at = None
+
     def _over(self, slot: str, result: Result) -> Result:
         """Take a slot from the busy ones; its process stays unless it is to be replaced."""
         worker = self._workers[slot]
+        self._let_go(worker)  # it may have answered just before it was paused
         worker.busy, worker.job, worker.deadline = False, None, inf
         if result.pop("restart", True):
             self.end(slot)
