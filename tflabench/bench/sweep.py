@@ -365,9 +365,8 @@ class Sweep:
         ids = list(dict.fromkeys(point.id for point in self._points))
         rows = [self._store.rows[id_] for id_ in ids if id_ in self._store.rows]
         files = self._store.export() if rows else []
-        points = [(task, point.id) for task in self._tasks for point in task.comparison.points]
-        left = len({id_ for task, id_ in points if not ((row := self._rows.get((task, id_))) and row.closed)})
-        total = len(ids)
+        due = {point.id for task in self._tasks for point in task.comparison.points}
+        total, left = len(ids), len(due - {row.point for row in self._rows.values() if row.closed})
         if interrupted:
             again = "the same command" if self._resume else "the same command without --no-resume"
             line = f"Interrupted: {total - left} of {total} points are safe; {again} goes on."

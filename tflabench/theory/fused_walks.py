@@ -130,7 +130,7 @@ def kda_launches(problem: Problem) -> dict[str, Cost]:
 
 def chosen_chunk_size(problem: Problem, gate: str, device: Device) -> int:
     """Return the steps of segments that the kernels choose on a device."""
-    choose = gla_chunk_size if gate == "gla" else default_chunk_size
+    choose = {"gla": gla_chunk_size}.get(gate, default_chunk_size)
     return choose(sizes(problem, problem.group), device)
 
 
