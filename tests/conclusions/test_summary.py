@@ -108,6 +108,8 @@ def test_a_ratio_that_does_not_leave_one_is_called_noise():
         "times faster than sdpa (L=128), within noise"
     )
     assert (closing([row(ms=1.0), row("sdpa", ms=1.1)]) or "").endswith("times faster than sdpa (L=128)")
+    assert "x sdpa, within noise" in words(said([row(ms=1.0), row("sdpa", ms=1.001)]))
+    assert "within noise" not in said([row(ms=1.0), row("sdpa", ms=1.1)])
 
 
 def test_a_sequence_on_one_device_and_on_two_are_told_apart():

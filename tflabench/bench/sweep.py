@@ -363,20 +363,21 @@ class Sweep:
 
     def _results(self, interrupted: bool) -> Measured:
         ids = list(dict.fromkeys(point.id for point in self._points))
-        rows = [self._store.rows[id_] for id_ in ids if id_ in self._store.rows]
-        files = self._store.export() if rows else []
         due = {point.id for task in self._tasks for point in task.comparison.points}
-        total, left = len(ids), len(due - {row.point for row in self._rows.values() if row.closed})
+        left = due - {row.point for row in self._rows.values() if row.closed}
+        rows = [row for id_ in ids if (row := self._store.rows.get(id_)) and not (row.closed and id_ in left)]
+        files = self._store.export() if rows else []
         if interrupted:
             again = "the same command" if self._resume else "the same command without --no-resume"
-            line = f"Interrupted: {total - left} of {total} points are safe; {again} goes on."
+            line = f"Interrupted: {len(ids) - len(left)} of {len(ids)} points are safe; {again} goes on."
             kept = sum(not row.closed and row.ms_median is not None for row in rows)
             line += f" Provisional rows that are kept: {kept}." if kept else ""
             self._listener.note(line)
             raise KeyboardInterrupt
         if left:
-            self._listener.note(f"The time is up: {left} of {total} points are left; the same command measures them.")
-        return Measured(rows, files, left, self._folder, self._before, self._store.unsaved)
+            counts = f"{len(left)} of {len(ids)} points"
+            self._listener.note(f"The time is up: {counts} are left; the same command measures them.")
+        return Measured(rows, files, len(left), self._folder, self._before, self._store.unsaved)
 
     # --- While it runs
 
