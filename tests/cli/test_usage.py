@@ -66,9 +66,6 @@ def test_a_shell_completes_commands_presets_and_gpus(tmp_path, words, offered):
         (["sweep", "-a", "seq_len=1", "-a", "seq_len=2"], "axis seq_len is given twice"),
         (["sweep", "--dry-run", "--gpu", "H100", "--device", "cpu"], "--device cpu"),
         (["plot", "a" * 300], "File name too long"),
-        (["plot", ".", "--highlight", ","], "--highlight is ','"),
-        (["plot", ".", "--what", "runtme"], "--what is 'runtme'"),
-        (["plot", ".", "--format", "gif"], "format is 'gif'"),
     ],
 )
 def test_a_mistake_is_one_line_that_names_it(words, reason):

@@ -41,8 +41,6 @@ def entry(**changes: Any) -> str:
 MISTAKES = {
     "a syntax error": ("x = 1\ndef f(:\n", "line 2: SyntaxError: invalid syntax; expected a file that can be imported"),
     "raises at import": ("\n1 / 0", "line 2: ZeroDivisionError: division by zero; expected a file"),
-    "exits at import": ("import sys; sys.exit(0)\n", "line 1: SystemExit: 0; expected a file"),
-    "an endless iterator": ("import itertools\nIMPLEMENTATIONS = itertools.repeat(1)\n", "IMPLEMENTATIONS is "),
     "defines nothing": ("x = 1", "it defines no IMPLEMENTATIONS; expected IMPLEMENTATIONS, a tuple of"),
     "a tuple of something": ("IMPLEMENTATIONS = (1,)", "IMPLEMENTATIONS[0] is an int; expected an Implementation"),
     "a name with a space": (entry(name="my kernel"), "name is 'my kernel'; expected letters, digits, '_', '-' and '.'"),
