@@ -308,6 +308,19 @@ def test_cuda_where_there_is_none():
     commands.refused(["sweep", "--device", "cuda"], "--device is cuda, and this machine shows no NVIDIA GPU")
 
 
+def test_a_folder_of_another_schema_version_and_a_torn_line():
+    sweep("--impl", "fine", *TINY)
+    path = Path("out/journal.jsonl")
+    text = path.read_text()
+    path.write_text(text + text.splitlines()[0][:50])
+    with pytest.warns(UserWarning, match=r"out/journal\.jsonl: the last line was cut off"):
+        done = sweep("--impl", "fine", *TINY)
+    assert "0 of 2 points to measure" in done.stderr
+    assert path.read_text() == text
+    path.write_text(text.replace('"schema_version":4', '"schema_version":7'))
+    assert "row schema 7" in sweep("--impl", "fine", *TINY, code=2).stderr
+
+
 def test_verify_prints_every_gradient_and_fails_on_the_wrong_one():
     good = run("verify", "--device", "cpu", "--impl", "reference_exp", *TINY, "--out", "errors", "--json")
     (result, *_) = json.loads(good.stdout)

@@ -358,7 +358,9 @@ def test_bad_input_is_one_line_and_2(tmp_path, arguments, says):
         "a": write(tmp_path / "a", [row()]),
         "b": write(tmp_path / "b", [row()]),
         "far": write(tmp_path / "far", [row(seq_len=8)]),
+        "empty": write(tmp_path / "empty", []),
         "old": write(tmp_path / "old", []),
+        "missing": tmp_path / "missing",
     }
     (places["old"] / "journal.jsonl").write_text('{"schema_version": 99}\n')
     done = compare(*(word.format(**places) for word in arguments), code=2)

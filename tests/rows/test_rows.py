@@ -112,3 +112,25 @@ def test_rows_keep_their_comparison_wherever_they_go(tmp_path):
     found = read_results(into).rows
     assert [r.comparison_id for r in found] == ["first", "second"]
     assert not comparable(*found), "one side of the comparison is gone"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "plot {old}",
+        "reproduce fig4 --results {old} --out {old}",
+        "compare {old} {new}",
+        "rows merge {old} --into {new}",
+        "rows merge {new} --into {old}",
+    ],
+)
+def test_an_older_schema_is_refused_in_one_line_by_every_command(tmp_path, command):
+    old, new = write(tmp_path / "old", [row(), row("sdpa")]), write(tmp_path / "new", [row()])
+    older = (old / "journal.jsonl").read_text().replace('"schema_version":4', '"schema_version":3')
+    (old / "journal.jsonl").write_text(older)
+    before = (old / "journal.jsonl").read_bytes(), (new / "journal.jsonl").read_bytes()
+    done = CliRunner().invoke(app, command.format(old=old, new=new).split())
+    assert (done.exit_code, done.stdout) == (2, ""), done.output
+    (line,) = (each for each in done.stderr.splitlines() if each.startswith("tflabench: "))
+    assert "was written with row schema 3 and this version reads 4: use the version of tflabench that wrote it" in line
+    assert ((old / "journal.jsonl").read_bytes(), (new / "journal.jsonl").read_bytes()) == before
