@@ -220,7 +220,7 @@ def milliseconds(row: Row) -> str:
 
 def digits(value: float) -> str:
     """Return a number with three digits."""
-    return f"{value:#.3g}".rstrip(".") if value < 1000 else f"{value:.0f}"
+    return f"{value:#.3g}".rstrip(".") if value < 999.5 else f"{value:.0f}"
 
 
 def markdown(root: Path) -> str:

@@ -197,7 +197,7 @@ def _cells(measured: Comparisons, setting: Setting, pair: Rivals | None, results
     value = digits(over.value)
     shown = f"{over.bound}{value} ± {over.margin:.{len(value.partition('.')[2])}f}"
     values = sorted(measured.ratios(setting, pair.peer))
-    ends = [f"{end:.1f}" if end >= 1 else f"{end:.2f}" for end in values[:: len(values) - 1]] if len(values) > 1 else []
+    ends = [digits(end) for end in values[:: len(values) - 1]] if len(values) > 1 else []
     rows = f"{results}/{measured.folder[pair.ours.run_id].name}/times.csv"
     return [milliseconds(pair.ours), peer, f"[{shown}]({rows})", " to ".join(dict.fromkeys(ends))]
 

@@ -47,8 +47,9 @@ def judged(a: Path, b: Path, *options) -> dict:
         (row(ms=0.9), "faster", None),
         (row(ms=1.1), "slower", None),
         (row(ms=1.1, ms_p20=0.7, ms_p80=1.5), "ambiguous", "B / A is 1.1 ± 22%"),
-        (row(ms=2.0, samples=29), "ambiguous", "29 samples, 30 needed"),
-        (row(ms=2.0, samples=None), "ambiguous", "0 samples, 30 needed"),
+        (row(ms=2.0, rounds=2), "ambiguous", "2 rounds, 3 needed"),
+        (row(ms=2.0, rounds=1, samples=300), "ambiguous", "1 round, 3 needed"),
+        (row(ms=2.0, tuned={"tried": 149, "configurations": 314}), "ambiguous", "tuned in part in B"),
         (row(ms=2.0, throttled=True), "ambiguous", "throttled in B"),
         (row(ms=None), "broken", "oom in B: no memory"),
         (row(ms=0.1, status="wrong", reason="dq is off"), "broken", "wrong in B: dq is off"),
@@ -69,7 +70,8 @@ def test_what_is_different_between_occasions_is_more_than_within_one_and_more_am
 def few(*ms_by_round: float, **changes) -> Any:
     """A row of 18 samples in rounds of these medians."""
     details = {"ms_by_round": list(ms_by_round)}
-    return row(ms=sorted(ms_by_round)[len(ms_by_round) // 2], samples=18, details=details, **changes)
+    shared = {"samples": 18, "rounds": len(ms_by_round), "details": details}
+    return row(ms=sorted(ms_by_round)[len(ms_by_round) // 2], **shared, **changes)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +80,7 @@ def few(*ms_by_round: float, **changes) -> Any:
         (few(2.0, 2.01, 2.02), "slower", None),
         (few(0.5, 0.51, 0.52), "faster", None),
         (few(1.0, 1.003, 1.004), "same", None),
-        (few(2.0, 2.01), "ambiguous", "18 samples, 30 needed"),  # two rounds are too few
+        (few(2.0, 2.01), "ambiguous", "2 rounds, 3 needed"),
         (few(0.99, 2.0, 2.01), "ambiguous", "B / A is 2 ± 1e+02%"),
         (few(1.0, 1.001, 1.3), "ambiguous", "B / A is 1 ± 37%"),
     ],
@@ -89,8 +91,17 @@ def test_few_samples_do_where_rounds_agree(b, verdict, reason):
     assert (found.verdict, found.reason) == (verdict, reason)
 
 
-def test_a_row_without_rounds_needs_samples():
-    assert judge(row(), few(2.0, 2.01, 2.02)).reason == "18 samples, 30 needed"
+def test_a_few_noisy_rounds_say_little_of_one_of_many_points():
+    """Student's quantile of 2 degrees of freedom is 4.3 for one point, and 45 for one of a hundred."""
+    pair = few(1.0, 1.01, 1.02), few(1.1, 1.14, 1.15)
+    assert [judge(*pair, Tolerance(points=points)).verdict for points in (1, 100)] == ["slower", "ambiguous"]
+    quiet = few(1.0, 1.0, 1.001), few(1.1, 1.1, 1.102)
+    assert judge(*quiet, Tolerance(points=100)).verdict == "slower"
+
+
+def test_equal_times_are_the_same_by_any_threshold():
+    same = few(1.0, 1.01, 1.02)
+    assert judge(same, same, Tolerance(threshold=0.0)).verdict == "same"
 
 
 def test_a_point_that_failed_before_is_missing_and_no_regression():

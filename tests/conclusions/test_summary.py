@@ -140,6 +140,8 @@ def test_a_row_apart_or_throttled_leaves_the_ratios_of_the_others():
     bound = [row(ms=1.0, throttled=True), row("sdpa", ms=2.0)]
     assert "1†" in said(bound)
     assert "≥2.00 ± 0.02x sdpa" in said(bound)
+    assert "within noise" not in said(bound)
+    assert "x sdpa, within noise" in words(said([bound[0], row("sdpa", ms=1.001)]))
     assert (closing(bound) or "").endswith("1 ms, at least 2.00 ± 0.02 times faster than sdpa (L=128)")
 
 

@@ -171,7 +171,7 @@ def quoted(folder: Path, *rows: Row) -> list[str]:
 def test_the_table_of_the_readme_takes_the_fastest_peer_in_any_triton_and_ours_beside_it(tmp_path):
     usual = compared("first", 1.0, {512: 4.0, 4096: 3.0})
     ours, peer, over, span = quoted(tmp_path, *usual, *compared("other", 1.1, {4096: 2.2}, "3.7.1"))
-    assert (ours, peer, over[:5], span) == ("1.10", "mlstm_kernels 2.20‡", "[2.00", "2.0 to 4.0")
+    assert (ours, peer, over[:5], span) == ("1.10", "mlstm_kernels 2.20‡", "[2.00", "2.00 to 4.00")
 
 
 def test_occasions_are_held_against_each_other_where_kernels_are_the_same(tmp_path):

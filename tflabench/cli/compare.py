@@ -48,10 +48,10 @@ def compare(
     """Match two results folders (or two implementations) point by point; exit code 1 where B is a regression.
 
     A point is faster or slower where the medians are further apart than a threshold, and than the precision to which
-    their ratio is known. Both must have enough samples (30, or three rounds), and neither be throttled. Else it is the
+    their ratio is known. Both must have three rounds and be tuned whole, and neither be throttled. Else it is the
     same, or ambiguous. The threshold is 1% where both sides took turns in one comparison. Between two occasions it is
     4.5%, more than any kernel moved from a stored folder to its repeat, and grows with the number of points, so that
-    equal folders have no regression in 95% of cases. Between hosts that differ kernels moved by up to 4.2%. A point
+    equal folders have no regression in 95% of cases. Between hosts that differ kernels moved by up to 4.9%. A point
     that is slower, or ran in A and fails in B, is a regression.
     """
     from tflabench.conclusions import compare as comparison

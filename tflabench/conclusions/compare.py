@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 
 Verdict = Literal["same", "faster", "slower", "ambiguous", "broken", "missing"]
 WITHIN_COMPARISON = 0.01  # medians that differ by less are the same; between occasions `spread.moved` says it
-ENOUGH_SAMPLES = 30  # for their spread to be known without several rounds
-ENOUGH_ROUNDS = 3
+ENOUGH_ROUNDS = 3  # for the spread between them to be known
 JUDGED: tuple[Verdict, ...] = ("faster", "same", "slower")  # with a ratio that says something
 VERDICTS: tuple[Verdict, ...] = ("faster", "same", "slower", "ambiguous", "broken", "missing")
 
@@ -167,8 +166,8 @@ def judge(a: Row, b: Row, tolerance: Tolerance = Tolerance()) -> Match:
     """Say what two rows of the same point say of `b`, and why where that is not clear.
 
     - missing: not measured on one side; broken: ran in `a` and failed in `b`;
-    - ambiguous: too few samples or a throttled clock on either side, or medians that are known less well than the
-      threshold, or than they differ;
+    - ambiguous: too few rounds, a throttled clock or a tuner that tried a part, on either side; or medians that are
+      known less well than the threshold, or than they differ;
     - same: medians nearer than the threshold;  faster, slower: further apart than that, and than they are known to.
     """
     threshold = threshold_of(a, b, tolerance)
@@ -186,10 +185,10 @@ def judge(a: Row, b: Row, tolerance: Tolerance = Tolerance()) -> Match:
     if over is None:
         return match("ambiguous", "no time was recorded")
     apart, limit = abs(log(over.value)), log(1 + threshold.value)
-    certainty = spread.of_pair(a, b) * spread.family(tolerance.points)
+    certainty = spread.of_pair(a, b, tolerance.points)
     if max(apart, limit) < certainty:
         return match("ambiguous", f"B / A is {over.value:.3g} ± {100 * certainty:.2g}%")
-    if apart < limit:
+    if apart <= limit:
         return match("same")
     return match("faster" if over.value < 1 else "slower")
 
@@ -197,10 +196,11 @@ def judge(a: Row, b: Row, tolerance: Tolerance = Tolerance()) -> Match:
 def _doubts(a: Row, b: Row, tolerance: Tolerance) -> list[str]:
     """Return why the times of two measured rows must not be compared."""
     doubts = []
-    samples = min(row.samples or 0 for row in (a, b))
-    rounds = min(len(row.details.get("ms_by_round", ())) for row in (a, b))
-    if samples < ENOUGH_SAMPLES and rounds < ENOUGH_ROUNDS:
-        doubts.append(f"{samples} samples, {ENOUGH_SAMPLES} needed")
+    rounds = min(row.rounds or 0 for row in (a, b))
+    if rounds < ENOUGH_ROUNDS:  # samples of one share what the GPU happened to be like
+        doubts.append(f"{rounds} round{'s' * (rounds != 1)}, {ENOUGH_ROUNDS} needed")
+    if in_part := [side for side, row in (("A", a), ("B", b)) if not row.tuned_fully]:
+        doubts.append(f"tuned in part in {' and '.join(in_part)}")
     throttled = [side for side, row in (("A", a), ("B", b)) if row.throttled]
     if throttled and not tolerance.allow_throttled:
         doubts.append(f"throttled in {' and '.join(throttled)}")

@@ -29,7 +29,7 @@ class Ratio(NamedTuple):
     @property
     def within_noise(self) -> bool:
         """Return whether the row may be the quicker one on another occasion."""
-        return not self.bound and self.value - self.margin < 1
+        return self.value - self.margin < 1
 
 
 def timed(row: Row) -> bool:

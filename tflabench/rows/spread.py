@@ -14,8 +14,9 @@ import base64
 import zlib
 from array import array
 from collections.abc import Sequence
-from math import acos, cos, hypot, log, sqrt
-from statistics import NormalDist, median, quantiles, stdev
+from functools import cache
+from math import atan, cos, hypot, log, pi, sin, sqrt
+from statistics import median, quantiles, stdev
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 LEVEL = 0.95
 OCCASION = 0.0093
 SHOWN = 0.045  # more than any kernel has moved from one occasion to an equal one: 3.9%, of 551 medians
-T95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20)  # quantiles of 1, 2, ... degrees of freedom
+OF_SAMPLES = 11  # degrees of freedom that the spread of some ten samples is taken to have
 MEDIAN = 0.93  # standard error of a median over IQR / sqrt(n): 1.25 sigma, with sigma = IQR / 1.35
 FIFTHS = 0.8  # IQR over the distance from the 20th to the 80th percentile, of a normal distribution
 
@@ -47,32 +48,60 @@ def relative_spread(samples: Sequence[float]) -> float:
     return (high - low) / median(samples)
 
 
-def half_width(rounds: Sequence[float]) -> float:
-    """Return half the 95% interval of the mean of several rounds, in their unit, within their occasion."""
-    return T95[min(len(rounds) - 1, len(T95)) - 1] * standard_error(rounds)
+@cache
+def quantile(degrees: int, points: int = 1) -> float:
+    """Return the factor of a standard error by which all of several independent means lie within theirs with LEVEL.
+
+    It is that of Student's distribution (Bonferroni's for several `points`), found by bisection of its distribution
+    function (Abramowitz and Stegun, 26.7.3 and 26.7.4).
+    """
+
+    def within(t: float) -> float:
+        angle, odd = atan(t / sqrt(degrees)), degrees % 2
+        term, total = cos(angle) if odd else 1.0, 0.0
+        for k in range(1, degrees // 2 + 1):
+            total += term
+            term *= cos(angle) ** 2 * ((2 * k) / (2 * k + 1) if odd else (2 * k - 1) / (2 * k))
+        return 2 / pi * (angle + sin(angle) * total) if odd else sin(angle) * total
+
+    low, high = 0.0, 1e9
+    for _ in range(200):
+        middle = (low + high) / 2
+        low, high = (middle, high) if 1 - within(middle) > (1 - LEVEL) / points else (low, middle)
+    return high
 
 
-def of_row(row: Row) -> float:
+def half_width(rounds: Sequence[float], points: int = 1) -> float:
+    """Return half the 95% interval of the mean of several rounds, in their unit, within their occasion.
+
+    Args:
+        points: that are judged together, so that all lie within their intervals with 95%.
+    """
+    return quantile(len(rounds) - 1, points) * standard_error(rounds)
+
+
+def of_row(row: Row, points: int = 1) -> float:
     """Return half the 95% interval of a row's median within its occasion, relative to it; 0 where nothing tells."""
     rounds = row.details.get("ms_by_round", ())
     if len(rounds) > 1:
-        return half_width([log(ms) for ms in rounds])
+        return half_width([log(ms) for ms in rounds], points)
+    of_samples = quantile(OF_SAMPLES, points)
     if row.samples_ms:
-        return T95[-1] * error_of_median([ms for part in unpacked(row.samples_ms) for ms in part])
+        return of_samples * error_of_median([ms for part in unpacked(row.samples_ms) for ms in part])
     if row.ms_median and row.ms_p20 and row.ms_p80 and row.samples:
-        return T95[-1] * MEDIAN * FIFTHS * (row.ms_p80 - row.ms_p20) / row.ms_median / sqrt(row.samples)
+        return of_samples * MEDIAN * FIFTHS * (row.ms_p80 - row.ms_p20) / row.ms_median / sqrt(row.samples)
     return 0.0
 
 
-def of_pair(a: Row, b: Row) -> float:
+def of_pair(a: Row, b: Row, points: int = 1) -> float:
     """Return half the 95% interval of log(time of a / time of b), within the occasion of each.
 
-    What their rounds share cancels where both took turns.
+    What their rounds share cancels where both took turns. `points` as in `half_width`.
     """
     rounds = [row.details.get("ms_by_round", ()) for row in (a, b)]
     if a.comparison_id == b.comparison_id and len(rounds[0]) == len(rounds[1]) > 1:
-        return half_width([log(x / y) for x, y in zip(*rounds, strict=True)])
-    return hypot(of_row(a), of_row(b))
+        return half_width([log(x / y) for x, y in zip(*rounds, strict=True)], points)
+    return hypot(of_row(a, points), of_row(b, points))
 
 
 def on_another_occasion(half: float) -> float:
@@ -80,21 +109,9 @@ def on_another_occasion(half: float) -> float:
     return hypot(half, OCCASION)
 
 
-def family(points: int) -> float:
-    """Return by how much intervals widen so that all of several points lie within theirs with 95%."""
-    normal = NormalDist()
-    return normal.inv_cdf(1 - (1 - LEVEL) / 2 / points) / normal.inv_cdf(1 - (1 - LEVEL) / 2)
-
-
 def moved(points: int) -> float:
     """Return the logarithm by which the time of one of several equal points may differ between two occasions."""
-
-    def quantile(tail: float) -> float:  # of Student's t with 4 degrees of freedom
-        root = sqrt(4 * tail * (1 - tail))
-        return 2 * sqrt(cos(acos(root) / 3) / root - 1)
-
-    tail = (1 - LEVEL) / 2
-    return max(log(1 + SHOWN), OCCASION * quantile(tail / points) / quantile(tail))
+    return max(log(1 + SHOWN), OCCASION * quantile(4, points) / quantile(4))
 
 
 def packed(rounds: Sequence[Sequence[float]]) -> str:
