@@ -26,11 +26,6 @@ class Ratio(NamedTuple):
     margin: float
     bound: str = ""
 
-    @property
-    def within_noise(self) -> bool:
-        """Return whether the row may be the quicker one on another occasion."""
-        return self.value - self.margin < 1
-
 
 def timed(row: Row) -> bool:
     """Return whether a row is right and its time is a number."""

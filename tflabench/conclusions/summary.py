@@ -80,8 +80,7 @@ def closing(rows: Sequence[Row]) -> str | None:
         if rival := next(beaten(best, slower), None):
             row, over = rival
             times = f"{'at least ' if over.bound else ''}{over.value:.2f} ± {over.margin:.2f}"
-            noise = ", within noise" if over.within_noise else ""
-            parts.append(f"{label(best)} {milliseconds(best)}, {times} times faster than {label(row)}{noise}")
+            parts.append(f"{label(best)} {milliseconds(best)}, {times} times faster than {label(row)}{_noise(over)}")
         if throttled := ", ".join(dict.fromkeys(label(row) for row in slower if row.throttled)):
             parts.append(f"left out, throttled: {throttled}")
         lines += [f"{PASS_TITLES[best.pass_]}, {size(best)}: {'; '.join(parts)}"] if parts else []
@@ -189,9 +188,13 @@ def _rival(group: Sequence[Row], by_others: bool) -> str:
     best = group[0]
     for row, over in beaten(best, group):
         if not by_others or owner(row.implementation) != owner(best.implementation):
-            noise = ", within noise" if over.within_noise else ""
-            return f"{over.bound}{over.value:.2f} ± {over.margin:.2f}x {row.implementation}{noise}"
+            return f"{over.bound}{over.value:.2f} ± {over.margin:.2f}x {row.implementation}{_noise(over)}"
     return f"{THROTTLED} no ratio" if any(row.throttled for row in group[1:]) else ""
+
+
+def _noise(over: Ratio) -> str:
+    """Return what stands behind the ratio of a slower row that may be the faster one on another occasion."""
+    return ", within noise" if over.value - over.margin < 1 else ""
 
 
 def _percent(value: float | None) -> str:

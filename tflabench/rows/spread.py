@@ -50,13 +50,14 @@ def relative_spread(samples: Sequence[float]) -> float:
 
 @cache
 def quantile(degrees: int, points: int = 1) -> float:
-    """Return the factor of a standard error by which all of several independent means lie within theirs with LEVEL.
+    """Return how many standard errors wide half an interval is that holds a mean with LEVEL, by Student's distribution.
 
-    It is that of Student's distribution (Bonferroni's for several `points`), found by bisection of its distribution
-    function (Abramowitz and Stegun, 26.7.3 and 26.7.4).
+    Args:
+        degrees: of freedom: one less than there are rounds.
+        points: whose intervals hold all means together with LEVEL (by Bonferroni's inequality).
     """
 
-    def within(t: float) -> float:
+    def within(t: float) -> float:  # the part of the distribution between -t and t: Abramowitz and Stegun, 26.7.3, 4
         angle, odd = atan(t / sqrt(degrees)), degrees % 2
         term, total = cos(angle) if odd else 1.0, 0.0
         for k in range(1, degrees // 2 + 1):
