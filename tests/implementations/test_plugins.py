@@ -18,11 +18,14 @@ from tflabench.plugin import Case, draw, mlstm_kernel
 from tflabench.problem import InputError, Problem
 from tflabench.selection.points import select_points
 from tflabench.selection.presets import load_preset
+from tflabench.theory.cost import Cost
 from tflabench.theory.hardware import find
 
 EXAMPLE = str(ROOT / "examples" / "add_a_kernel.py")
 MAKES = "from tflabench.plugin import Implementation, mlstm_kernel\n"
-ENTRY = "Implementation({name!r}, {family!r}, 'title', {build}, print, gate={gate!r}, formulation={formulation!r})"
+ENTRY = (
+    "Implementation({name!r}, {family!r}, 'title', {build}, print, gate={gate!r}, formulation={formulation!r}, {more})"
+)
 SMALL = Problem(2, 2, 16, 8, 16, dtype="float32")
 
 
@@ -34,7 +37,7 @@ def _nothing_plugged_in(monkeypatch):
 
 def entry(**changes: Any) -> str:
     """The source of a plugin with one implementation, all right but for `changes`."""
-    right = {"name": "mine", "family": "mlstm", "build": "print", "gate": "sig", "formulation": "chunkwise"}
+    right = {"name": "mine", "family": "mlstm", "build": "print", "gate": "sig", "formulation": "chunkwise", "more": ""}
     return f"{MAKES}IMPLEMENTATIONS = ({ENTRY.format(**right | changes)},)"
 
 
@@ -50,6 +53,11 @@ MISTAKES = {
         "line 2: InputError: gate of mine is 'tanh': it must be one of exp, sig",
     ),
     "no function": (entry(build="3"), "build is an int; expected a function (problem, device)"),
+    "no package": (entry(more="package=None"), "package is None; expected the name of a distribution"),
+    "packages as one text": (entry(more="packages='numpy'"), "packages is 'numpy'; expected a tuple of distributions"),
+    "a version in words": (entry(more="version='two'"), "version is 'two'; expected a whole number, or None"),
+    "one major": (entry(more="majors=9"), "majors is 9; expected the lowest and the highest major compute capability"),
+    "bytes that are no function": (entry(more="workspace_bytes=7"), "workspace_bytes is an int; expected a function"),
     "a name twice": (
         f"{MAKES}IMPLEMENTATIONS = 2 * (mlstm_kernel('mine', print, gate='sig'),)",
         "defines 'mine', which exists already",
@@ -195,6 +203,17 @@ def test_a_build_that_raises_or_returns_no_case_is_a_row(monkeypatch, build, rea
     assert reason in result["reason"]
 
 
+@pytest.mark.parametrize("details", [None, ["chunk_size"], {(1, 2): 3}])
+def test_details_that_no_row_can_hold_are_a_row(monkeypatch, details):
+    def build(problem, device):
+        inputs = draw(problem, device, {"v": (problem.batch, problem.heads, problem.seq_len, problem.d_hv)})
+        return Case(inputs, lambda: inputs["v"] + 1, oracle=lambda x: x["v"] + 1, details=details)
+
+    result = answer(Implementation("mine", "mlstm", "mine", build, lambda *_: None), monkeypatch)
+    assert result["status"] == "error"
+    assert "they must be a dict with strings as keys" in result["reason"]
+
+
 @pytest.mark.parametrize("size", ["x", 0, -16, 1.5, True])
 def test_a_chunk_size_that_is_none_is_a_row(monkeypatch, size):
     def build(problem, device):
@@ -206,13 +225,28 @@ def test_a_chunk_size_that_is_none_is_a_row(monkeypatch, size):
     assert f"details have the chunk_size {size!r}: it must be an integer, 1 or more" in result["reason"]
 
 
-def test_a_cost_that_is_none_is_named():
-    impl = Implementation("mine", "mlstm", "mine", print, lambda *_: "two\nlines", cost=lambda _: 5)  # type: ignore[arg-type]
-    (guarded,) = plugins._checked((impl,))
+@pytest.mark.parametrize(
+    ("field", "returned", "message"),
+    [
+        ("cost", 5, "the cost of mine is 5; expected a Cost of FLOPs and bytes, both finite"),
+        ("cost", Cost(float("nan"), 1), "the cost of mine is Cost.flops=nan, bytes=1.; expected a Cost"),
+        ("cost", Cost(-1, 1), "the cost of mine is Cost.flops=-1, bytes=1.; expected a Cost"),
+        ("usual_chunk_size", 0, "the usual_chunk_size of mine is 0; expected an integer, 1 or more"),
+        ("usual_chunk_size", "x", "the usual_chunk_size of mine is 'x'; expected an integer"),
+        ("workspace_bytes", None, "the workspace_bytes of mine is None; expected a number of bytes"),
+        ("shared_bytes", float("inf"), "the shared_bytes of mine is inf; expected a number of bytes"),
+    ],
+)
+def test_what_a_function_returns_is_named_where_the_bench_cannot_count_with_it(field, returned, message):
+    makes = {field: lambda *_: returned}
+    (guarded,) = plugins._checked((Implementation("mine", "mlstm", "mine", print, print, **makes),))  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=message):
+        getattr(guarded, field)(SMALL)
+
+
+def test_a_reason_of_two_lines_is_one():
+    (guarded,) = plugins._checked((Implementation("mine", "mlstm", "mine", print, lambda *_: "two\nlines"),))  # type: ignore[arg-type]
     assert guarded.refuses(SMALL, "cpu") == "two lines"
-    assert guarded.cost
-    with pytest.raises(InputError, match="the cost of mine is an int; expected a Cost"):
-        guarded.cost(SMALL)
 
 
 def test_refuses_and_cost_that_fail_end_no_sweep(tmp_path):

@@ -389,7 +389,10 @@ class Worker:
         case = build(problem, self.device)
         if not isinstance(case, Case):
             raise TypeError(f"build returned {type(case).__name__}: it must return a Case")
-        chunk_size: object = case.details.get("chunk_size")
+        details: object = case.details
+        if not isinstance(details, dict) or not all(isinstance(name, str) for name in details):
+            raise TypeError(f"details are {details!r:.100}: they must be a dict with strings as keys")
+        chunk_size: object = details.get("chunk_size")
         if chunk_size is not None and (type(chunk_size) is not int or chunk_size < 1):
             raise TypeError(f"details have the chunk_size {chunk_size!r}: it must be an integer, 1 or more")
         inputs = InputSlots(case)

@@ -14,8 +14,11 @@ import re
 import sys
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
+from math import inf
+from numbers import Real
 from pathlib import Path
 from types import ModuleType
 from typing import Any, get_args
@@ -166,28 +169,63 @@ def _article(value: object) -> str:
 
 def _mistakes(impl: Implementation) -> Iterator[str]:
     """Yield what is wrong with the fields of an implementation, which no type checker may have seen."""
-    name: object = impl.name
-    if not isinstance(name, str) or not NAME.fullmatch(name):
-        yield f"name is {name!r}; expected letters, digits, '_', '-' and '.' only"
-    if not isinstance(impl.title, str) or not impl.title.strip():
-        yield f"title is {impl.title!r}; expected the words of a legend"
-    choices: dict[str, tuple[object, ...]] = {
-        "family": get_args(Family),
-        "formulation": get_args(Formulation),
-        "gate": ("exp", "sig", None),
-    }
-    for field, allowed in choices.items():
-        if (value := getattr(impl, field)) not in allowed:
-            yield f"{field} is {value!r}; expected one of {', '.join(map(str, allowed))}"
+    for field, (is_right, expected) in VALUES.items():
+        if not is_right(value := getattr(impl, field)):
+            yield f"{field} is {value!r}; expected {expected}"
     for field in ("build", "refuses"):
         if not callable(value := getattr(impl, field)):
             yield f"{field} is {_article(value)}; expected a function (problem, device)"
-    if impl.cost is not None and not callable(impl.cost):
-        yield f"cost is {_article(impl.cost)}; expected a function (problem), or None"
+    for field in ("imports", *RETURNS):
+        if (value := getattr(impl, field)) is not None and not callable(value):
+            yield f"{field} is {_article(value)}; expected a function, or None"
+
+
+def _is_name(value: object) -> bool:
+    return isinstance(value, str) and NAME.fullmatch(value) is not None
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and value.strip() != ""
+
+
+def _is_amount(value: object) -> bool:
+    """Whether a value is a number that can be counted with: not negative, no NaN, not infinite."""
+    return isinstance(value, Real) and 0 <= float(value) < inf
+
+
+def _one_of(choices: tuple[object, ...]) -> tuple[Callable[[Any], bool], str]:
+    return choices.__contains__, f"one of {', '.join(map(str, choices))}"
+
+
+# Field -> whether a value is right, and what is expected.
+VALUES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "name": (_is_name, "letters, digits, '_', '-' and '.' only"),
+    "title": (_is_text, "the words of a legend"),
+    "family": _one_of(get_args(Family)),
+    "formulation": _one_of(get_args(Formulation)),
+    "gate": _one_of(("exp", "sig", None)),
+    "package": (_is_text, "the name of a distribution"),
+    "packages": (lambda names: isinstance(names, tuple) and all(map(_is_text, names)), "a tuple of distributions"),
+    "version": (lambda version: version is None or type(version) is int, "a whole number, or None"),
+    "majors": (
+        lambda pair: pair is None or (isinstance(pair, tuple) and [type(end) for end in pair] == [int, int]),
+        "the lowest and the highest major compute capability, or None",
+    ),
+}  # fmt: skip
+# Field that is a function, or None -> whether what it returns is right, and what is expected.
+RETURNS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "cost": (
+        lambda cost: isinstance(cost, Cost) and _is_amount(cost.flops) and _is_amount(cost.bytes),
+        "a Cost of FLOPs and bytes, both finite",
+    ),
+    "usual_chunk_size": (lambda size: type(size) is int and size >= 1, "an integer, 1 or more"),
+    "workspace_bytes": (_is_amount, "a number of bytes"),
+    "shared_bytes": (_is_amount, "a number of bytes"),
+}
 
 
 def _guarded(impl: Implementation) -> Implementation:
-    """Return the implementation with `refuses` and `cost` that raise nothing but what the bench expects of them."""
+    """Return the implementation with functions that raise nothing but what the bench expects of them."""
 
     def refuses(problem: Problem, device: str) -> str | None:
         try:
@@ -200,17 +238,25 @@ def _guarded(impl: Implementation) -> Implementation:
             return " ".join(reason.split()) or None
         return f"its refuses returned {reason!r}; expected None or a reason in one line"
 
-    def cost(problem: Problem) -> Cost:
-        assert impl.cost is not None
-        try:
-            counted: object = impl.cost(problem)
-        except Exception as error:
-            raise InputError(f"the cost of {impl.name} raised {_said(error)}; expected a Cost") from error
-        if isinstance(counted, Cost):
-            return counted
-        raise InputError(f"the cost of {impl.name} is {_article(counted)}; expected a Cost")
+    returns = {field: partial(_returned, impl, field) for field in RETURNS if getattr(impl, field) is not None}
+    return replace(impl, refuses=refuses, **returns)
 
-    return replace(impl, refuses=refuses, cost=cost if impl.cost else None)
+
+def _returned(impl: Implementation, field: str, *arguments: object) -> object:
+    """Return what a function of an implementation returns.
+
+    Raises:
+        InputError: it raises, or returns something else than is expected.
+    """
+    is_right, expected = RETURNS[field]
+    try:
+        value: object = getattr(impl, field)(*arguments)
+        right = is_right(value)
+    except Exception as error:
+        raise InputError(f"the {field} of {impl.name} raised {_said(error)}; expected {expected}") from error
+    if right:
+        return value
+    raise InputError(f"the {field} of {impl.name} is {value!r}; expected {expected}")
 
 
 def sources_hash(module: ModuleType, folder: Path | None = None) -> str | None:
