@@ -189,7 +189,7 @@ def _is_text(value: object) -> bool:
 
 
 def _is_amount(value: object) -> bool:
-    """Whether a value is a number that can be counted with: not negative, no NaN, not infinite."""
+    """Return whether a value is a number that can be counted with: not negative, no NaN, not infinite."""
     return isinstance(value, Real) and 0 <= float(value) < inf
 
 
