@@ -15,7 +15,7 @@ from commands import on_a_cpu, output, refused, run
 
 import tflabench
 from tflabench.cli.common.app import COMMANDS
-from tflabench.cli.common.console import print_json
+from tflabench.cli.common.console import emit
 
 COMMAND = [sys.executable, "-m", "tflabench"]
 
@@ -127,5 +127,5 @@ def test_an_interrupt_while_it_imports_is_code_130_without_a_traceback(tmp_path,
 
 
 def test_json_has_null_where_a_number_is_none(capsys):
-    print_json({"a": math.nan, "b": [1.5, math.inf, {"c": (-math.inf, 2)}]})
+    emit({"a": math.nan, "b": [1.5, math.inf, {"c": (-math.inf, 2)}]}, (), as_json=True)
     assert json.loads(capsys.readouterr().out) == {"a": None, "b": [1.5, None, {"c": [None, 2]}]}

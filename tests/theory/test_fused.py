@@ -16,9 +16,10 @@ from tflabench.kernels.scalar.plan.hopper_shapes import TILE, WalkShape
 from tflabench.problem import Problem
 from tflabench.theory import fused, walk_counts
 from tflabench.theory.call_cost import call_cost
+from tflabench.theory.fused import step_bytes
 from tflabench.theory.hardware import Ceilings, find
 from tflabench.theory.launches import Modelled
-from tflabench.theory.walk_counts import step_bytes, tensor_bytes
+from tflabench.theory.walk_counts import tensor_bytes
 
 FIG_4 = Problem(batch=16, heads=16, seq_len=4096, d_qk=128, d_hv=256)
 WIDE = Problem(batch=8, heads=8, seq_len=8192, d_qk=256, d_hv=512)
@@ -130,7 +131,7 @@ def test_bytes_a_step_are_those_of_the_kernels():
         "dk, dv": 2304,
     }
     # Two float32 exponents each; sums of q through the state, of q and k within a tile, and of k through the state.
-    assert [step_bytes(walk, 2) - tensor_bytes(walk, 2) for walk in of_fig_4] == [
+    assert [step_bytes(walk, FIG_4) - tensor_bytes(walk, 2) for walk in of_fig_4] == [
         8,
         8 + 3 * 4,
         8 + 4,
@@ -152,8 +153,8 @@ def test_bytes_a_step_tile_by_tile():
     p = Problem(batch=16, heads=64, seq_len=4096, d_qk=64, d_hv=64, pass_="fwbw")
     _, C, dC, gradients = kernels(p, group=64)
     q_or_k = 128 / 64
-    assert [step_bytes(kernel, 2) for kernel in (C, dC)] == [128 + q_or_k + 128 + 4] * 2
-    assert step_bytes(gradients, 2) == 5 * 128 + 2 * q_or_k + 2 * 128 / 64 + 8 + gradients.sum_bytes
+    assert [step_bytes(kernel, p) for kernel in (C, dC)] == [128 + q_or_k + 128 + 4] * 2
+    assert step_bytes(gradients, p) == 5 * 128 + 2 * q_or_k + 2 * 128 / 64 + 8 + gradients.sum_bytes
     assert gradients.sum_bytes == 4 * 4 + 4 / 64, "of q and k, within the tile and through a state; what passes it"
     *_, few = kernels(p.with_(batch=1, seq_len=1024), group=64)
     assert isinstance(few, TileGradients)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tflabench.cli.common import app, options
-from tflabench.cli.common.console import RenderableType, emit, print_json, stderr, stdout
+from tflabench.cli.common.console import RenderableType, emit, stderr
 from tflabench.cli.common.options import HOW, OUTPUT, WHAT, option
 from tflabench.cli.common.paths import out_folder
 from tflabench.conclusions.tables import FittedTable, TableColumn
@@ -185,14 +185,10 @@ def _end(measured: Measured, *, json: bool, full: bool, plots: bool) -> None:
             files += figures.draw_all(measured.folder)
         except InputError as error:  # what was measured is printed all the same
             undrawn = error
-    if json:
-        written = [str(path) for path in files]
-        rows = [row.columns() for row in measured.rows]
-        head = {"folder": str(measured.folder), "files": written, "left": measured.left}
-        print_json(head | {"rows": rows})
-    else:
-        redraw = f"tflabench plot {shlex.quote(str(measured.folder))}"
-        stdout().print(ending(measured.rows, files, redraw, left=measured.left, before=measured.before, full=full))
+    document = {"folder": str(measured.folder), "files": [str(path) for path in files], "left": measured.left}
+    redraw = f"tflabench plot {shlex.quote(str(measured.folder))}"
+    text = ending(measured.rows, files, redraw, left=measured.left, before=measured.before, full=full)
+    emit(document | {"rows": [row.columns() for row in measured.rows]}, [text], json)
     if undrawn:
         raise undrawn
 

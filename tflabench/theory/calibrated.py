@@ -10,9 +10,7 @@ chain between the roles of the fused kernels (see `fused`), starting a kernel, c
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from tflabench.kernels.common.sizes import USUAL, Device
 from tflabench.problem import InputError, Problem
@@ -45,20 +43,12 @@ def term_seconds(problem: Problem, kernel: Modelled, chip: Chip) -> dict[str, fl
     return total(launches(problem, kernel, chip.device), chip)
 
 
-@dataclass(frozen=True)
-class Prediction:
-    """The prediction of theory for one call.
-
-    Attributes:
-        seconds, source: the time, and which model says so.
-        bounds: of the published model, in seconds.
-        terms: what the time is the sum of, in seconds; empty of a published bound.
-    """
+class Prediction(NamedTuple):
+    """The seconds of one call, which model says so, and the bounds of the published model."""
 
     seconds: float
     source: Source
     bounds: TimeBounds
-    terms: Mapping[str, float] = field(default_factory=dict[str, float])
 
 
 def predict(modelled: Modelled | None, counted: Cost, problem: Problem, gpu: Gpu) -> Prediction:
@@ -72,5 +62,4 @@ def predict(modelled: Modelled | None, counted: Cost, problem: Problem, gpu: Gpu
     calibratable = gpu.float32_flops_per_s and gpu.clock_hz and gpu.multiprocessors
     if not (modelled and calibratable and problem.element_bytes == 2):
         return Prediction(float(bounds.upper), "published bound", bounds)
-    terms = term_seconds(problem, modelled, Chip.of(gpu))
-    return Prediction(sum(terms.values()), "calibrated model", bounds, terms)
+    return Prediction(sum(term_seconds(problem, modelled, Chip.of(gpu)).values()), "calibrated model", bounds)

@@ -60,7 +60,7 @@ def cost(problem: Problem, kernel: Modelled, chunk_size: int) -> Cost:
     flops += steps * sum(sum(walk_counts.flops(part, 0.5).values()) for part in kernels_of_call[1:])
     gates = _gate_bytes(p, gate) + kernel.gate_gradients * _gate_gradient_bytes(p, gate, kernels_of_call)
     moved = steps * (gates + _shared_gradient_bytes(p, kernels_of_call))
-    moved += steps * sum(_step_bytes(part, p) for part in kernels_of_call)
+    moved += steps * sum(step_bytes(part, p) for part in kernels_of_call)
     written = 0
     for of_pass in plan:
         if of_pass and (state_pass := of_pass.state_pass):
@@ -158,7 +158,7 @@ def _launch(walk: Walk, p: Problem, exp: bool) -> Launch:
         walk.items,
         walk.resident,
         {term: steps * count for term, count in flops.items()},
-        {"inputs and outputs": steps * _step_bytes(walk, p), "states": states * (walk.cut.count > 1)},
+        {"inputs and outputs": steps * step_bytes(walk, p), "states": states * (walk.cut.count > 1)},
         vector_ops=steps * walk.pieces * _vector_ops(walk, exp),
         roles=ROLES - (walk.together > 1),
     )
@@ -189,7 +189,7 @@ def _launch_by_tiles(kernel: StatePass | TileGradients, p: Problem) -> Launch:
         kernel.items,
         1,
         {term: steps * count for term, count in flops.items()},
-        {"inputs and outputs": steps * (_step_bytes(kernel, p) - states), "states": steps * states + starts},
+        {"inputs and outputs": steps * (step_bytes(kernel, p) - states), "states": steps * states + starts},
         vector_ops=steps * vector,
         roles=ROLES if isinstance(kernel, TileGradients) else ROLES - 1,
     )
@@ -220,20 +220,18 @@ def _filled(p: Problem) -> float:
     return (p.d_qk + p.d_hv) / (whole.d_qk + whole.d_hv)
 
 
-def _step_bytes(kernel: Kernel, p: Problem) -> float:
-    """Return the bytes through memory a step and head: of tensors and states of tiles only what there is of blocks."""
-    moved = walk_counts.step_bytes(kernel, p.element_bytes) - (1 - _filled(p)) * walk_counts.tensor_bytes(
-        kernel, p.element_bytes
-    )
-    if isinstance(kernel, Walk):
-        return moved
-    return moved - walk_counts.state_bytes(kernel, p.element_bytes) + _tile_state_bytes(kernel, p)
+def step_bytes(kernel: Kernel, p: Problem) -> float:
+    """Return the bytes through memory a step and head: tensors, exponents (of a state pass one), states, row sums."""
+    moved = _filled(p) * walk_counts.tensor_bytes(kernel, p.element_bytes) + _tile_state_bytes(kernel, p)
+    if isinstance(kernel, StatePass):
+        return moved + plans.EXPONENT_BYTES / 2
+    return moved + plans.EXPONENT_BYTES + kernel.sum_bytes
 
 
-def _tile_state_bytes(kernel: StatePass | TileGradients, p: Problem) -> float:
-    """Return the bytes of states of tiles a step and head."""
-    whole = held(sizes(p, 1))
-    return walk_counts.state_bytes(kernel, p.element_bytes) * p.d_qk * p.d_hv / (whole.d_qk * whole.d_hv)
+def _tile_state_bytes(kernel: Kernel, p: Problem) -> float:
+    """Return the bytes of states of tiles a step and head; of gradients C and dC of the tile."""
+    of_tiles = kernel.of_tiles if isinstance(kernel, StatePass) else 2 * isinstance(kernel, TileGradients)
+    return p.element_bytes * p.d_qk * p.d_hv / TILE * of_tiles
 
 
 def _pointwise(name: str, steps: float, step_bytes: float) -> Launch:

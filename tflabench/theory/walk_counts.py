@@ -5,7 +5,7 @@ A walk takes each product once, and tensors once a program; what programs share 
 
 from __future__ import annotations
 
-from tflabench.kernels.scalar.plan.hopper import EXPONENT_BYTES, Kernel, StatePass, TileGradients, Walk
+from tflabench.kernels.scalar.plan.hopper import Kernel, StatePass, TileGradients, Walk
 from tflabench.kernels.scalar.plan.hopper_shapes import TILE
 
 
@@ -42,22 +42,6 @@ def tensor_bytes(kernel: Kernel, element_bytes: int) -> float:
     # K is X of row sums.
     k_and_dv = (kernel.rows * shared * (not kernel.sums) + kernel.columns) * kernel.with_dv
     return element_bytes * (2 * kernel.columns * u_w + of_rows + k_and_dv)
-
-
-def state_bytes(kernel: StatePass | TileGradients, element_bytes: int) -> float:
-    """Return the bytes of the states of tiles, where their blocks are full; of gradients C and dC of the tile."""
-    if isinstance(kernel, TileGradients):
-        return element_bytes * 2 * TILE
-    return element_bytes * kernel.sizes.d_qk * kernel.sizes.d_hv / TILE * kernel.of_tiles
-
-
-def step_bytes(kernel: Kernel, element_bytes: int) -> float:
-    """Return the bytes through memory: tensors, exponents (of a state pass one of the two), states, row sums."""
-    tensors = tensor_bytes(kernel, element_bytes)
-    if isinstance(kernel, StatePass):
-        return tensors + EXPONENT_BYTES / 2 + state_bytes(kernel, element_bytes)
-    states = state_bytes(kernel, element_bytes) if isinstance(kernel, TileGradients) else 0
-    return tensors + states + EXPONENT_BYTES + kernel.sum_bytes
 
 
 def flops(kernel: Kernel, causal_factor: float) -> dict[str, float]:

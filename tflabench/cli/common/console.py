@@ -23,25 +23,23 @@ class Unwrapped(str):
 def emit(document: Any, text: Iterable[RenderableType], as_json: bool) -> None:
     """Print the result of a command on stdout: a JSON document, or the same as sentences and tables.
 
+    JSON has null for numbers that it has no word for.
+
     Args:
         text: made only where it is printed, if it is an iterator.
     """
     if as_json:
-        print_json(document)
+        from pydantic_core import to_json
+
+        print(to_json(document, indent=2, inf_nan_mode="null").decode())
         return
-    console = stdout()
-    for part in text:
-        console.print(part, soft_wrap=isinstance(part, Unwrapped))
-
-
-def stdout() -> Console:
-    """Return a console for results, as wide as the terminal, as COLUMNS says, or of WIDTH."""
     from rich.console import Console
 
-    wide = Console(highlight=False, markup=False)
-    if wide.is_terminal or os.environ.get("COLUMNS", "").isdigit():
-        return wide
-    return Console(highlight=False, markup=False, width=WIDTH)
+    console = Console(highlight=False, markup=False)
+    if not (console.is_terminal or os.environ.get("COLUMNS", "").isdigit()):
+        console.width = WIDTH
+    for part in text:
+        console.print(part, soft_wrap=isinstance(part, Unwrapped))
 
 
 def stderr() -> Console:
@@ -49,13 +47,6 @@ def stderr() -> Console:
     from rich.console import Console
 
     return Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
-
-
-def print_json(value: Any) -> None:
-    """Print one JSON value on stdout, with null for numbers that JSON has no word for."""
-    from pydantic_core import to_json
-
-    print(to_json(value, indent=2, inf_nan_mode="null").decode())
 
 
 def drop_stdout() -> None:
