@@ -129,3 +129,20 @@ def test_an_interrupt_while_it_imports_is_code_130_without_a_traceback(tmp_path,
 def test_json_has_null_where_a_number_is_none(capsys):
     emit({"a": math.nan, "b": [1.5, math.inf, {"c": (-math.inf, 2)}]}, (), as_json=True)
     assert json.loads(capsys.readouterr().out) == {"a": None, "b": [1.5, None, {"c": [None, 2]}]}
+
+
+def test_a_sweep_needs_no_triton(tmp_path):
+    """Which is for Linux alone."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "from importlib.machinery import PathFinder\n"
+        "find = PathFinder.find_spec\n"
+        "PathFinder.find_spec = lambda name, *rest: None if name.split('.')[0] == 'triton' else find(name, *rest)\n"
+    )
+    path = os.pathsep.join((str(tmp_path), os.environ.get("PYTHONPATH", "")))
+    options = (
+        "--impl reference_sig -a seq_len=64 -a d_qk=16 -a d_hv=16 -a chunk_size=64 -a pass=fw --no-plots --out rows"
+    )
+    env = os.environ | {"PYTHONPATH": path}
+    done = process("sweep", *options.split(), cwd=tmp_path, env=env, stdout=subprocess.DEVNULL)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "rows" / "rows.csv").read_text().count(",ok,") == 1

@@ -16,8 +16,6 @@ from multiprocessing.connection import Connection
 from typing import Any
 from unittest.mock import patch
 
-from triton.runtime.jit import DependenciesFinder
-
 THREADS = 4  # kernels that one worker compiles at a time, where it knows of several
 NICENESS = 10  # what is measured goes first
 
@@ -129,6 +127,8 @@ def key_callees_first() -> None:
     before they have read a callee, unless another kernel has called it: the same kernel then has one of two keys, and
     a process does not find in the cache what another has compiled. A forked process keeps what its parent did.
     """
+    from triton.runtime.jit import DependenciesFinder
+
     update: Any = DependenciesFinder._update_hash
     if hasattr(update, "after_callees"):
         return
