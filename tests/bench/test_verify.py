@@ -6,11 +6,12 @@ import importlib.util
 from dataclasses import replace
 from functools import partial
 from math import nan
+from pathlib import Path
 
 import pytest
 import torch
 from gate_trials import Trial
-from repository import SUPPORT
+from repository import ROOT, SUPPORT
 from torch import Tensor
 
 from tflabench.baselines.recurrences import decay_gradient_as_summed
@@ -24,9 +25,8 @@ from tflabench.problem import Problem
 PROBLEM = Problem(2, 3, 96, 16, 16, dtype="float32", pass_="fwbw")
 
 
-def plugin(name: str):
-    path = SUPPORT / "faulty.py"
-    spec = importlib.util.spec_from_file_location("faulty", path)
+def plugin(name: str, path: Path = SUPPORT / "faulty.py"):
+    spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
     spec.loader.exec_module(module)  # type: ignore[union-attr]
     return {impl.name: impl for impl in module.IMPLEMENTATIONS}[name]
@@ -264,6 +264,27 @@ def test_a_right_kernel_is_right_and_one_four_times_as_far_off_is_not(seed):
     trial = Trial(seed, ("reference_exp", "reference_simple_gla")[seed % 2])
     assert trial.right().reason is None
     assert trial.four_times_as_far_off().reason
+
+
+def step_by_step(seed: int) -> tuple[Case, Problem]:
+    """Return an mLSTM in float32 whose state is carried from step to step."""
+    problem = Problem(1, 4, 256, 16, 16, dtype="float32", pass_="fwbw", seed=seed)
+    return plugin("step_by_step", ROOT / "examples" / "add_a_kernel.py").build(problem, torch.device("cpu")), problem
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_state_carried_from_step_to_step_in_float32_is_right(seed):
+    """Its df collects the roundings of all steps: up to four times plain PyTorch's, which adds up in blocks."""
+    assert check(*step_by_step(seed)).reason is None
+
+
+def test_what_is_less_exact_than_that_is_wrong():
+    """Noise of a thirtieth of TF32's rounding, in the gradient of a gate alone."""
+    case, problem = step_by_step(0)
+    noise = 2**-16 * torch.randn_like(case.inputs["f"], dtype=torch.float64)
+    case.inputs["f"].register_hook(lambda df: (df * (1 + noise)).float())
+    (wrong,) = (error for error in check(case, problem).errors if error.wrong)
+    assert wrong.name == "df"
 
 
 def test_shared_heads_and_time_first_layout():

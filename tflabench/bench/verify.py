@@ -12,6 +12,9 @@ errors over REALISATIONS draws, where these are cheap: the slices compared, and 
 rounding beside. A right kernel exceeds it only where its draw is twice as large as the largest of that many others.
 Gradients of one number a step are sums over channels and steps. They have few numbers, and kernels of other chunk sizes
 form other sums: ALLOWED_SUM times is theirs.
+In 16 bits the sums of a kernel are wider than what it reads. In float32 they are not: gradients of one number a step
+collect the roundings of a state that is carried from step to step, a random walk over the steps, where plain PyTorch
+adds up in blocks. So plain PyTorch's error of these is taken for as large as such a walk at least.
 Such a limit is loose where single steps decide the error (normalisers near their threshold). The median over the steps,
 which these do not move, has a limit of its own by the same rule: it tells what is computed less exactly everywhere.
 
@@ -58,9 +61,10 @@ ALLOWED = 2.0  # times plain PyTorch's own error
 ALLOWED_SUM = 3.0  # the same for a gradient of one number a step
 ALLOWED_STEP = 4.0  # the same for the worst single step, an extreme value and so less steady
 ALLOWED_WALK = 3.2  # times the expected error of a sum of rounded terms
-# Of all elements, the worst and the median step: what plain PyTorch's error is at least taken for, in roundings, how
-# many times ALLOWED is allowed, and how many times the expected error of a sum of rounded terms.
+# Of all elements, the worst and the median step: what plain PyTorch's error is at least taken for, in roundings
+# (`_Draw.least`), how many times ALLOWED is allowed, and how many times the expected error of a sum of rounded terms.
 LIMITS = ((0.5, 1.0, 0.5), (1.0, ALLOWED_STEP / ALLOWED, 1.0), (ALLOWED_WALK, ALLOWED_STEP, ALLOWED_WALK))
+ACCUMULATOR_BYTES = 4  # of the numbers that kernels add up in
 OF_ZEROS = 0.4  # times the error of zeros, whatever plain PyTorch does: less than results of half the size are off by
 
 
@@ -257,6 +261,7 @@ class _Draw:
         actual, zeros: of a result, and of zeros in its place.
         plain, walk: of plain PyTorch, and those to be expected of a sum of rounded terms; of further slices too.
         rounding: of the dtype.
+        least: what plain PyTorch's error is at least taken for, times LIMITS: a rounding, or such a walk.
         allowed: times plain PyTorch's error.
         mean_absolute: as in `Error`.
     """
@@ -266,6 +271,7 @@ class _Draw:
     plain: Tensor
     walk: Tensor
     rounding: float
+    least: float
     allowed: float
     mean_absolute: float
 
@@ -284,13 +290,17 @@ class _Draw:
         first = true[: len(actual)]
         off = actual.double() - first
         plain_errors = _errors((plain.double() - true).square(), true, time_dim)
+        rounding = torch.finfo(actual.dtype).eps / 2
+        sums = true.ndim <= 3  # one number a step
+        walk_steps = true.shape[time_dim] if sums and time_dim and actual.dtype.itemsize >= ACCUMULATOR_BYTES else 1
         return cls(
             _errors(off.square(), first, time_dim),
             _errors(first.square(), first, time_dim),
             plain_errors,
             torch.zeros_like(plain_errors) if walk is None else _errors(walk, true, time_dim),
-            torch.finfo(actual.dtype).eps / 2,
-            ALLOWED if true.ndim > 3 else ALLOWED_SUM,
+            rounding,
+            rounding * walk_steps**0.5,
+            ALLOWED_SUM if sums else ALLOWED,
             float(off.abs().mean()),
         )
 
@@ -307,7 +317,7 @@ def _judged(name: str, draws: Sequence[_Draw]) -> Error:
     rounding = draws[0].rounding
     plain, walk = (torch.where(errors.isfinite(), errors, 0.0).amax(0) for errors in (plain, walk))
     least, times, of_walk = torch.tensor(LIMITS, dtype=torch.float64)
-    of_plain = draws[0].allowed * times * torch.maximum(plain, least * rounding)
+    of_plain = draws[0].allowed * times * torch.maximum(plain, least * draws[0].least)
     allowed = torch.maximum(of_plain, of_walk * walk)
     allowed = torch.minimum(allowed, (OF_ZEROS * zeros).clamp_min(rounding))
     place = int((actual / allowed).nan_to_num(torch.inf, torch.inf).amax(1).argmax())
