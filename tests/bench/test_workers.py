@@ -47,6 +47,13 @@ def worker():
         yield worker
 
 
+def test_where_the_system_tells_no_size_there_is_no_limit_of_memory(monkeypatch):
+    """As on a Mac."""
+    monkeypatch.setattr("tflabench.bench.worker.STATM", Path("/nowhere"))
+    with contextlib.closing(Workers(lambda slot: fork_worker("cpu", [PLUGIN], memory_limit=1))) as unlimited:
+        assert measure(unlimited, "fine")["status"] == "ok"
+
+
 def job(kind: str, name: str, **arguments: Any) -> dict[str, Any]:
     problem = Problem(2, 2, 64, 8, 8, dtype="float32", pass_="fwbw")
     return {"kind": kind, "implementation": name, "problem": asdict(problem), **arguments}

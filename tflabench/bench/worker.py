@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from tflabench.bench.verify import Verdict
     from tflabench.implementations.adapter import Case
 
+STATM = Path("/proc/self/statm")  # where a process has its size; Linux alone has it, and without it there is no limit
+
 
 def main() -> None:
     """Answer jobs from the pipe that the second argument names by its descriptor, until it closes.
@@ -139,8 +141,8 @@ class Worker:
         self.answer({"result": machine.torch_facts(self.device)})
         if self.device_type == "cuda" and not warms_up:
             threading.Thread(target=_load_matrix_library, args=(self.device,), daemon=True).start()
-        if memory_limit is not None:
-            pages = int(Path("/proc/self/statm").read_text().split()[0])
+        if memory_limit is not None and STATM.exists():
+            pages = int(STATM.read_text().split()[0])
             limit = pages * resource.getpagesize() + memory_limit
             resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
