@@ -244,6 +244,13 @@ def test_what_a_function_returns_is_named_where_the_bench_cannot_count_with_it(f
         getattr(guarded, field)(SMALL)
 
 
+def test_lists_do_for_tuples_and_no_usual_chunk_size_is_none():
+    fields = {"packages": ["numpy"], "majors": [8, 9], "usual_chunk_size": lambda _: None}
+    (guarded,) = plugins._checked((Implementation("mine", "mlstm", "mine", print, print, **fields),))  # type: ignore[arg-type]
+    assert guarded.usual_chunk_size
+    assert guarded.usual_chunk_size(SMALL) is None
+
+
 def test_a_reason_of_two_lines_is_one():
     (guarded,) = plugins._checked((Implementation("mine", "mlstm", "mine", print, lambda *_: "two\nlines"),))  # type: ignore[arg-type]
     assert guarded.refuses(SMALL, "cpu") == "two lines"

@@ -185,10 +185,14 @@ def _end(measured: Measured, *, json: bool, full: bool, plots: bool) -> None:
             files += figures.draw_all(measured.folder)
         except InputError as error:  # what was measured is printed all the same
             undrawn = error
-    document = {"folder": str(measured.folder), "files": [str(path) for path in files], "left": measured.left}
+    written = [str(path) for path in files]
+    document = {"folder": str(measured.folder), "files": written, "left": measured.left}
     redraw = f"tflabench plot {shlex.quote(str(measured.folder))}"
-    text = ending(measured.rows, files, redraw, left=measured.left, before=measured.before, full=full)
-    emit(document | {"rows": [row.columns() for row in measured.rows]}, [text], json)
+    if json:
+        emit(document | {"rows": [row.columns() for row in measured.rows]}, (), json)
+    else:
+        text = ending(measured.rows, files, redraw, left=measured.left, before=measured.before, full=full)
+        emit(document, [text], json)
     if undrawn:
         raise undrawn
 

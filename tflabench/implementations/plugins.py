@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from math import inf
-from numbers import Real
+from numbers import Integral, Real
 from pathlib import Path
 from types import ModuleType
 from typing import Any, get_args
@@ -205,10 +205,13 @@ VALUES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "formulation": _one_of(get_args(Formulation)),
     "gate": _one_of(("exp", "sig", None)),
     "package": (_is_text, "the name of a distribution"),
-    "packages": (lambda names: isinstance(names, tuple) and all(map(_is_text, names)), "a tuple of distributions"),
+    "packages": (
+        lambda names: isinstance(names, (tuple, list)) and all(map(_is_text, names)),
+        "a tuple of distributions",
+    ),
     "version": (lambda version: version is None or type(version) is int, "a whole number, or None"),
     "majors": (
-        lambda pair: pair is None or (isinstance(pair, tuple) and [type(end) for end in pair] == [int, int]),
+        lambda pair: pair is None or (isinstance(pair, (tuple, list)) and [type(end) for end in pair] == [int, int]),
         "the lowest and the highest major compute capability, or None",
     ),
 }  # fmt: skip
@@ -218,7 +221,10 @@ RETURNS: dict[str, tuple[Callable[[Any], bool], str]] = {
         lambda cost: isinstance(cost, Cost) and _is_amount(cost.flops) and _is_amount(cost.bytes),
         "a Cost of FLOPs and bytes, both finite",
     ),
-    "usual_chunk_size": (lambda size: type(size) is int and size >= 1, "an integer, 1 or more"),
+    "usual_chunk_size": (
+        lambda size: size is None or (isinstance(size, Integral) and int(size) >= 1),
+        "an integer, 1 or more, or None",
+    ),
     "workspace_bytes": (_is_amount, "a number of bytes"),
     "shared_bytes": (_is_amount, "a number of bytes"),
 }
